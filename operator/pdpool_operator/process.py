@@ -162,7 +162,7 @@ class Operator:
             router_outcomes=self.router_outcomes,
             judge=self.judge,
             fencer=fencer,
-            repairs=Repairer(self.api, self.bindings, self.served),
+            repairs=Repairer(self.api, engines, self.bindings, self.served),
             operations=Operations(self.api, engines, self.served, recorder, self.metrics, _now),
             bindings=self.bindings,
             reporter=Reporter(self.api, self.served, recorder, self.metrics, _now),

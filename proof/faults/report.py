@@ -22,8 +22,8 @@ def line(wanted: Expectation, run: Run) -> str:
 
 
 def _proposed(run: Run) -> str:
-    first = next((one for one in run.repairs if one.word == "Proposed"), None)
-    return f"restart of {first.whom} proposed after {first.at_s:.1f} s" if first else "no restart"
+    first = next((one for one in run.repairs if one.word.endswith("Proposed")), None)
+    return f"repair of {first.whom} proposed after {first.at_s:.1f} s" if first else "no repair"
 
 
 def matrix(wanted: Mapping[str, Expectation], runs: Sequence[Run]) -> Iterator[str]:

@@ -4,8 +4,8 @@ right       <=>  `wrong(expectation, run)` is empty
 
 side right  <=>  no instance but the one at fault is judged Stuck or Failing, and the one at fault is
 
-false repair     a restart of an instance that is not at fault, or of any instance where it is forbidden. In the
-                 mode Observe a proposal counts like a restart, and a restart is always false
+false repair     a restart or purge of an instance that is not at fault, or of any instance where a restart is
+                 forbidden. In the mode Observe a proposal counts like a restart, and a restart is always false
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ class Said:
     Attributes:
         at_s: Seconds since the fault.
         whom: Instance such as `decode/1`, or a side.
-        word: A verdict, a reason, or the state of a repair.
+        word: A verdict, a reason, or the state of a repair, with the action before it if that is not a restart.
     """
 
     at_s: float
@@ -90,14 +90,21 @@ def side_right(wanted: Expectation, run: Run) -> bool:
 
 
 def false_repairs(wanted: Expectation, run: Run) -> list[Said]:
-    """Return the restarts that should not be. In Observe, the proposals as well."""
+    """Return the repairs that should not be. In Observe, the proposals as well."""
     forbidden = {"Intended", "Done"} if run.mode is Mode.ENFORCE else {"Proposed", "Intended", "Done"}
     allowed: set[str] = set()
     if wanted.repair is not Restart.FORBIDDEN:
         allowed = {"Intended", "Done"} if run.mode is Mode.ENFORCE else {"Proposed"}
     return [
-        one for one in run.repairs if one.word in forbidden and not (one.whom == run.guilty and one.word in allowed)
+        one
+        for one in run.repairs
+        if _state(one) in forbidden and not (one.whom == run.guilty and _state(one) in allowed)
     ]
+
+
+def _state(repair: Said) -> str:
+    """Return the state of a repair of any action."""
+    return repair.word.rpartition(" ")[2]
 
 
 def repaired(run: Run) -> Said | None:
@@ -108,11 +115,13 @@ def repaired(run: Run) -> Said | None:
 def wrong(wanted: Expectation, run: Run) -> list[str]:
     """Return the reasons why a run is not right. Empty if it is."""
     found = list(_wrong_words(wanted, run))
-    found += [f"restarted or proposed, but not at fault: {one.whom} {one.word}" for one in false_repairs(wanted, run)]
+    found += [f"repaired or proposed, but not at fault: {one.whom} {one.word}" for one in false_repairs(wanted, run)]
     if wanted.repair is Restart.REQUIRED:
-        due = "Done" if run.mode is Mode.ENFORCE else "Proposed"
-        if not any(one.whom == run.guilty and one.word == due for one in run.repairs):
-            found.append(f"no repair of {run.guilty} is {due}")
+        mine = [one for one in run.repairs if one.whom == run.guilty]
+        if run.mode is Mode.ENFORCE and repaired(run) is None:
+            found.append(f"no restart of {run.guilty} is Done")
+        if run.mode is Mode.OBSERVE and not any(_state(one) == "Proposed" for one in mine):
+            found.append(f"no repair of {run.guilty} is Proposed")
     if run.failed:
         found.append(f"not played to its end: {run.failed}")
     if run.asked == 0:

@@ -93,7 +93,8 @@ class VerdictWatch:
             if (whom, reason) not in self._earlier:
                 self._once(self.reasons, whom, reason)
         for record in body.get("status", {}).get("repairs", []):
-            self._once(self.repairs, f"{side}/{record['index']}", record["state"], record.get("podUID", ""))
+            word = f"{record.get('action', '')} {record['state']}".removeprefix("Restart ").strip()
+            self._once(self.repairs, f"{side}/{record['index']}", word, record.get("podUID", ""))
         for whom, word in current.items():
             if self._last.get(whom) != word:
                 self.verdicts.append(Said(self.since_s, whom, word))

@@ -1,4 +1,4 @@
-"""A frozen engine is named and restarted by the operator, without a person, where the service allows it."""
+"""A frozen engine is named, restarted and moved by the operator, without a person, where the service allows it."""
 
 import os
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 RESTARTED_WITHIN_S = 150.0
-"""About 35 s until the verdict, 30 s until repair may act, and the load of other tests."""
+"""About 35 s until the verdict, 10 s after a purge, 30 s until repair may act, and the load of other tests."""
 FROZEN = 1
 ACCUSES = {"Stuck", "Failing"}
 
@@ -53,7 +53,7 @@ def test_frozen_decode_engine_is_restarted_by_operator(repaired: Stack, expected
             entries_now = entries(stack, kind).items()
             accused.update((kind, i, entry["verdict"]) for i, entry in entries_now if entry["verdict"] in ACCUSES)
         repairs = stack.look("dpool", "chat")["status"].get("repairs", [])
-        done = [one for one in repairs if one["state"] == "Done"]
+        done = [one for one in repairs if (one["action"], one["state"]) == ("Restart", "Done")]
         return None if done and stack.uids().get(pod) not in {None, before[pod]} else f"{repairs}; {accused}"
 
     with Traffic(stack.router_url(), expected, patience_s=200.0) as traffic:
@@ -68,6 +68,47 @@ def test_frozen_decode_engine_is_restarted_by_operator(repaired: Stack, expected
     after = stack.uids()
     assert {name for name in before if after.get(name) != before[name]} == {pod}
     repairs = stack.look("dpool", "chat")["status"]["repairs"]
-    assert [(one["index"], one["state"]) for one in repairs] == [(FROZEN, "Done")]
-    assert "engine loop does not run" in repairs[0]["message"]
+    assert {(one["index"], one["state"]) for one in repairs} == {(FROZEN, "Done")}
+    # It is purged only if the connector had opened a request that it then could not go on with.
+    assert [one["action"] for one in repairs] in (["Purge", "Restart"], ["Restart"])
+    assert all("engine loop does not run" in one["message"] for one in repairs)
     assert [error for error in traffic.errors if "instead of" in error] == []
+
+
+def node_of(stack: Stack, pod: str) -> str:
+    return str(stack.look("pod", pod)["spec"]["nodeName"])
+
+
+def freeze_until(stack: Stack, action: str) -> None:
+    """Freeze the engine until the operator has made this repair and all is Ready again."""
+    pod = f"chat-decode-{FROZEN}-0"
+
+    def unmet() -> str | None:
+        repairs = stack.look("dpool", "chat")["status"].get("repairs", [])
+        done = any((one["action"], one["state"]) == (action, "Done") for one in repairs)
+        return None if done else str(repairs)
+
+    ask(f"http://{stack.look('pod', pod)['status']['podIP']}:{HTTP_PORT}/faults", {"freeze_scheduler": True})
+    wait_for(f"{pod} to get the repair {action}", unmet, deadline_s=RESTARTED_WITHIN_S)
+    stack.settle()
+
+
+def test_engine_frozen_twice_on_a_node_leaves_it(repaired: Stack) -> None:
+    stack, pod = repaired, f"chat-decode-{FROZEN}-0"
+    bad = node_of(stack, pod)
+    others = [name for name in stack.nodes if name != bad]
+    try:
+        stack.kubectl("cordon", *others)  # so that the restarted pod starts there again
+        freeze_until(stack, "Restart")
+        assert node_of(stack, pod) == bad
+    finally:
+        stack.kubectl("uncordon", *others)
+    freeze_until(stack, "Replace")
+    assert node_of(stack, pod) in others
+    stateful_set = stack.get("statefulset", f"chat-decode-{FROZEN}")
+    assert stateful_set["metadata"]["annotations"]["pdpool.dev/avoid-node"] == bad
+    repairs = stack.look("dpool", "chat")["status"]["repairs"]
+    assert [(one["action"], one["node"], one["state"]) for one in repairs] == [
+        ("Restart", bad, "Done"),
+        ("Replace", bad, "Done"),
+    ]

@@ -31,8 +31,8 @@ CONDITIONS: Mapping[ConditionType, str] = {
         "Pool with `rdma.mode` Required or Preferred only. False: KV cache travels by another transport than RDMA."
     ),
     ConditionType.REPAIR_STOPPED: (
-        "Pool with `repair.mode` Enforce only. An instance is at fault, and repair does not restart it: a person must "
-        "act. Present only while it is True."
+        "Pool with `repair.mode` Enforce only. An instance is at fault, and repair cannot mend it: a person must act. "
+        "Present only while it is True."
     ),
 }
 
@@ -105,9 +105,12 @@ REASONS: Mapping[str, Mapping[Reason, str]] = {
         Reason.QUEUES_UNKNOWN: "An instance does not answer.",
     },
     "Repair": {
-        Reason.RESTART_DID_NOT_HELP: "An instance was restarted within the hour, and is at fault again.",
+        Reason.RESTART_DID_NOT_HELP: "An instance was restarted within the hour, and is at fault again elsewhere.",
+        Reason.REPLACEMENT_DID_NOT_HELP: (
+            "An instance was restarted and then replaced within the hour, and is at fault again."
+        ),
         Reason.MANY_AT_FAULT: "More than a third of the instances are at fault, so the cause may lie elsewhere.",
-        Reason.REPAIR_BUDGET_SPENT: "`restartsPerHour` restarts were made within the hour.",
+        Reason.REPAIR_BUDGET_SPENT: "`restartsPerHour` restarts and replacements were made within the hour.",
     },
     "Held memory": {
         Reason.NOTHING_UNPROVEN: "All held memory can be released.",
@@ -129,7 +132,7 @@ REASONS: Mapping[str, Mapping[Reason, str]] = {
         Reason.DRAIN_TIMED_OUT: "An instance had not finished within drainTimeoutSeconds.",
         Reason.DRAIN_CANCELLED: "An instance that drained is needed again.",
         Reason.REPAIR_PROPOSED: "An instance is at fault. The message says what repair would do, and why it does not.",
-        Reason.REPAIR_DONE: "The operator deleted the pod of an instance at fault, so that it starts anew.",
+        Reason.REPAIR_DONE: "The operator ended hand-offs of an instance at fault, or deleted its pod to restart it.",
         Reason.REPAIR_WITHDRAWN: "An intended repair was not made: the instance recovered, or it may not be repaired.",
         Reason.WORKER_ADDED: "An engine is added to the routers' lists.",
         Reason.WORKER_REMOVED: "An engine is removed from the routers' lists.",

@@ -47,6 +47,9 @@ ANNOTATION_DRAIN_STARTED: Final = f"{GROUP}/drain-started"
 ANNOTATION_DRAIN_REASON: Final = f"{GROUP}/drain-reason"
 """On an instance's StatefulSet: reason of the drain, a `DrainReason`."""
 
+ANNOTATION_AVOID_NODE: Final = f"{GROUP}/avoid-node"
+"""On an instance's StatefulSet: name of the node that its next pod avoids if it can."""
+
 ANNOTATION_KEY_EPOCH: Final = f"{GROUP}/key-epoch"
 """On engine and router pods: epochs of their keys, `KeyEpochs`."""
 

@@ -110,6 +110,14 @@ class InstanceStatus(Model):
     message: str = Field(default="", max_length=1024, description="The evidence for the verdict.")
 
 
+class RepairAction(StrEnum):
+    """What a repair does to an instance."""
+
+    PURGE = "Purge"
+    RESTART = "Restart"
+    REPLACE = "Replace"
+
+
 class RepairState(StrEnum):
     """How far a repair is."""
 
@@ -123,11 +131,19 @@ class RepairRecord(Model):
     """One repair of one pod: what the operator would do, is about to do, or has done."""
 
     index: int = Field(ge=0, le=MAX_INSTANCES - 1, description="Index of the instance in the pool.")
-    pod_uid: Annotated[str, Field(alias="podUID")] = Field(max_length=64, description="UID of the pod to restart.")
+    pod_uid: Annotated[str, Field(alias="podUID")] = Field(max_length=64, description="UID of the pod to repair.")
+    action: RepairAction = Field(
+        default=RepairAction.RESTART,
+        description=(
+            "Purge: its connectors end the hand-offs that wait too long. Restart: its pod is deleted. Replace: its pod "
+            "is deleted, and the new one avoids its node for an hour."
+        ),
+    )
+    node: str = Field(default="", max_length=253, description="Node of the pod when the repair was intended.")
     state: RepairState = Field(
         description=(
-            "Proposed: nothing is done, the message says why. Intended: the pod is about to be deleted. Done: it was "
-            "deleted. Withdrawn: the instance recovered, or the repair is no longer allowed."
+            "Proposed: nothing is done, the message says why. Intended: it is about to be done. Done: it was done. "
+            "Withdrawn: the instance recovered, or the repair is not allowed or not possible any more."
         )
     )
     since: Time = Field(description="When the record got this state.")
@@ -175,7 +191,7 @@ class PoolStatus(Model):
     repairs: tuple[RepairRecord, ...] = Field(
         default=(),
         max_length=2 * MAX_INSTANCES,
-        description="Proposed repairs, and those of the last hour. An intended restart stands here before it is made.",
+        description="Proposed repairs, and those of the last hour. An intended repair stands here before it is made.",
     )
     conditions: tuple[Condition, ...] = Field(
         default=(),

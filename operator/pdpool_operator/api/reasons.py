@@ -90,6 +90,7 @@ class Reason(StrEnum):
 
     # Repair has stopped at an instance at fault.
     RESTART_DID_NOT_HELP = "RestartDidNotHelp"
+    REPLACEMENT_DID_NOT_HELP = "ReplacementDidNotHelp"
     MANY_AT_FAULT = "ManyAtFault"
     REPAIR_BUDGET_SPENT = "RepairBudgetSpent"
 

@@ -96,15 +96,18 @@ class RepairSpec(Model):
         default=RepairMode.OBSERVE,
         description=(
             "Observe only proposes: status.repairs of the pool, an event and a metric say what would be done. Enforce "
-            "restarts the instance at fault. Off does neither. Of several services that bind a pool, the most "
-            "cautious mode applies."
+            "repairs the instance at fault: it ends hand-offs that wait too long, restarts it, and moves it to another "
+            "node. Off does neither. Of several services that bind a pool, the most cautious mode applies."
         ),
     )
     restarts_per_hour: int = Field(
         default=3,
         ge=0,
         le=32,
-        description="Most restarts in both pools of the service within an hour. Then repair stops and an alert fires.",
+        description=(
+            "Most restarts and replacements in both pools of the service within an hour. Then repair stops and an "
+            "alert fires."
+        ),
     )
 
 

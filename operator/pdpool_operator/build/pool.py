@@ -7,6 +7,7 @@ from ..api.key_epochs import FIRST_KEYS, KeyEpochs
 from ..api.pools import Pool, PoolSpec
 from ..api.rdma import RdmaMode
 from ..engines import engine_of
+from .affinity import avoiding
 from .canonical import canonical_template
 from .common import content_hash, disruption_budget, keys_hash, keys_secret, metadata, spec_hash, with_build_hash
 from .engine import container_ports, engine_template
@@ -41,11 +42,12 @@ def _shaping(spec: PoolSpec) -> PoolSpec:
 
 
 def instance_stateful_set(
-    pool: Pool, index: int, settings: BuildSettings, keys: KeyEpochs = FIRST_KEYS
+    pool: Pool, index: int, settings: BuildSettings, keys: KeyEpochs = FIRST_KEYS, avoid_node: str = ""
 ) -> dict[str, Any]:
-    """StatefulSet of one instance, whose pod gets these keys.
+    """StatefulSet of one instance, whose pod gets these keys and avoids a node if there is one to avoid.
 
-    Its update strategy is `OnDelete`: the operator decides which instance is replaced, and when.
+    Its update strategy is `OnDelete`: the operator decides which instance is replaced, and when. The hashes do not
+    cover the avoided node, so that it makes no pod outdated.
 
     Raises:
         TemplateInvalid: the user's template cannot be merged.
@@ -58,13 +60,17 @@ def instance_stateful_set(
         names.ANNOTATION_BUILD_HASH: content_hash(canonical_template(template)),
     }
     template["metadata"]["annotations"] = {**template["metadata"].get("annotations", {}), **hashes}
+    notes = dict(hashes)
+    if avoid_node:
+        template["spec"] = avoiding(template["spec"], avoid_node)
+        notes[names.ANNOTATION_AVOID_NODE] = avoid_node
     name = names.instance(pool.metadata.name, pool.role, index)
     labels = names.instance_labels(pool.metadata.name, pool.role, index)
     selector = names.instance_selector(pool.metadata.name, pool.role, index)
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": metadata(pool, pool.kind, name, labels, hashes),
+        "metadata": metadata(pool, pool.kind, name, labels, notes),
         "spec": {
             "replicas": PODS_PER_INSTANCE,
             "serviceName": names.pool_workload(pool.metadata.name, pool.role),

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..api.names import ENGINE_CONTAINER
 from ..api.rdma import Memlock, RdmaMode, RdmaSpec
-from .template import ENGINE_PATH, ROOT, TemplateInvalid
+from .template import ENGINE_PATH, ROOT, TemplateInvalid, object_at
 
 NETWORKS_ANNOTATION = "k8s.v1.cni.cncf.io/networks"
 
@@ -99,16 +99,16 @@ def with_rdma(template: dict[str, Any], user: Mapping[str, Any], rdma: RdmaSpec 
         engine = _as_root_with_ipc_lock(engine, _user_engine(user))
     spec = {**spec, "containers": [engine, *others]}
     if rdma.node_selector:
-        given = _object(spec.get("nodeSelector"), f"{ROOT}.spec.nodeSelector")
+        given = object_at(spec.get("nodeSelector"), f"{ROOT}.spec.nodeSelector")
         spec["nodeSelector"] = _node_selector(given, rdma.node_selector)
     return {"metadata": _with_networks(template["metadata"], rdma.networks), "spec": spec}
 
 
 def _with_device(engine: dict[str, Any], resource: str, count: int) -> dict[str, Any]:
     path = f"{ENGINE_PATH}.resources"
-    resources = _object(engine.get("resources"), path)
+    resources = object_at(engine.get("resources"), path)
     for kind in ("limits", "requests"):
-        amounts = _object(resources.get(kind), f"{path}.{kind}")
+        amounts = object_at(resources.get(kind), f"{path}.{kind}")
         if resource in amounts and str(amounts[resource]) != str(count):
             raise TemplateInvalid(
                 f"{path}.{kind}[{resource}]", amounts[resource], f"spec.rdma.count is {count}; remove it here"
@@ -150,14 +150,6 @@ def _with_networks(metadata: dict[str, Any], networks: tuple[str, ...]) -> dict[
         )
     listed = json.dumps([_reference(network) for network in networks])
     return {**metadata, "annotations": {**annotations, NETWORKS_ANNOTATION: listed}}
-
-
-def _object(value: object, path: str) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise TemplateInvalid(path, value, "must be an object")
-    return value
 
 
 def _reference(network: str) -> dict[str, str]:

@@ -71,8 +71,8 @@ def merge_template(ours: dict[str, Any], user: dict[str, Any], rules: MergeRules
         TemplateInvalid: for the first error found.
     """
     _only(user, ("metadata", "spec"), rules.root)
-    user_meta = _mapping(user.get("metadata"), f"{rules.root}.metadata")
-    user_spec = _mapping(user.get("spec"), f"{rules.root}.spec")
+    user_meta = object_at(user.get("metadata"), f"{rules.root}.metadata")
+    user_spec = object_at(user.get("spec"), f"{rules.root}.spec")
     return {
         "metadata": _merge_metadata(ours["metadata"], user_meta, f"{rules.root}.metadata"),
         "spec": _merge_spec(ours["spec"], user_spec, rules),
@@ -84,7 +84,7 @@ def _merge_metadata(ours: dict[str, Any], user: dict[str, Any], path: str) -> di
     merged = dict(ours)
     for field in ("labels", "annotations"):
         mine: dict[str, str] = ours.get(field, {})
-        theirs = _mapping(user.get(field), f"{path}.{field}")
+        theirs = object_at(user.get(field), f"{path}.{field}")
         for key, value in theirs.items():
             if key in mine or key.startswith(f"{GROUP}/"):
                 raise TemplateInvalid(f"{path}.{field}[{key}]", value, "pdpool sets this itself; remove it")
@@ -111,7 +111,7 @@ def _merge_spec(ours: dict[str, Any], user: dict[str, Any], rules: MergeRules) -
     merged["volumes"] = _by_key(ours["volumes"], user.get("volumes"), "name", f"{path}.volumes")
     merged["securityContext"] = {
         **ours["securityContext"],
-        **_mapping(user.get("securityContext"), f"{path}.securityContext"),
+        **object_at(user.get("securityContext"), f"{path}.securityContext"),
     }
     if "initContainers" in user:
         merged["initContainers"] = list(_named(user["initContainers"], f"{path}.initContainers").values())
@@ -131,9 +131,9 @@ def _merge_container(ours: dict[str, Any], user: dict[str, Any], rules: MergeRul
     )
     merged["securityContext"] = {
         **ours["securityContext"],
-        **_mapping(user.get("securityContext"), f"{path}.securityContext"),
+        **object_at(user.get("securityContext"), f"{path}.securityContext"),
     }
-    lifecycle = _mapping(user.get("lifecycle"), f"{path}.lifecycle")
+    lifecycle = object_at(user.get("lifecycle"), f"{path}.lifecycle")
     if "preStop" in lifecycle and "preStop" in ours["lifecycle"]:
         raise TemplateInvalid(f"{path}.lifecycle.preStop", lifecycle["preStop"], rules.pre_stop)
     merged["lifecycle"] = {**lifecycle, **ours["lifecycle"]}
@@ -159,7 +159,7 @@ def _refuse_own_environment(entry: dict[str, Any], _ours: dict[str, Any] | None,
 
 def _merge_ports(ours: list[dict[str, Any]], user: object, path: str) -> list[Any]:
     """Merge ports by name. The user's ports may lack a name, as Kubernetes allows."""
-    theirs = _list(user, path)
+    theirs = list_at(user, path)
     nameless = [entry for entry in theirs if isinstance(entry, dict) and "name" not in entry]
     named = [entry for entry in theirs if entry not in nameless]
     return [*_by_key(ours, named, "name", path, _refuse_other_port), *nameless]
@@ -194,7 +194,7 @@ def _by_key(ours: list[dict[str, Any]], user: object, key: str, path: str, check
 def _named(value: object, path: str, key: str = "name") -> dict[str, dict[str, Any]]:
     """Index a list of objects by their key."""
     result: dict[str, dict[str, Any]] = {}
-    for index, entry in enumerate(_list(value, path)):
+    for index, entry in enumerate(list_at(value, path)):
         place = f"{path}[{index}]"
         if not isinstance(entry, dict):
             raise TemplateInvalid(place, entry, f"must be an object with a {key}")
@@ -208,14 +208,15 @@ def _named(value: object, path: str, key: str = "name") -> dict[str, dict[str, A
 
 
 def _strings(value: object, path: str) -> list[str]:
-    result = _list(value, path)
+    result = list_at(value, path)
     for index, entry in enumerate(result):
         if not isinstance(entry, str):
             raise TemplateInvalid(f"{path}[{index}]", entry, "must be a string; put it in quotes")
     return result
 
 
-def _list(value: object, path: str) -> list[Any]:
+def list_at(value: object, path: str) -> list[Any]:
+    """Return a list of the template; an absent one is empty. Raise TemplateInvalid if it is none."""
     if value is None:
         return []
     if not isinstance(value, list):
@@ -223,7 +224,8 @@ def _list(value: object, path: str) -> list[Any]:
     return value
 
 
-def _mapping(value: object, path: str) -> dict[str, Any]:
+def object_at(value: object, path: str) -> dict[str, Any]:
+    """Return an object of the template; an absent one is empty. Raise TemplateInvalid if it is none."""
     if value is None:
         return {}
     if not isinstance(value, dict):

@@ -26,7 +26,7 @@ from ..observe.router_outcomes import RouterOutcomes
 from ..observe.routers import RouterClient
 from ..plan.model import Event, Fault, Plan
 from ..plan.pool import plan_pool
-from ..plan.repair import RepairPlan
+from ..plan.repair_model import RepairPlan
 from ..plan.selection import AT_FAULT
 from ..plan.service import plan_service, worker_events
 from ..runtime.api import Api, ApiError, ConflictError, NotFoundError, Resource
@@ -137,8 +137,9 @@ class Controller:
         diagnoses = self.judge.judge(key)
         at_fault = {d.subject.index for d in diagnoses if d.verdict in AT_FAULT or d.unfit}
         settings = self.engine_settings(key.namespace)
-        plan = plan_pool(observed, settings, self.now(), at_fault)
-        repair = await self.repairs.look(key, body, observed, diagnoses, self.now(), cluster)
+        now = self.now()  # one moment, so that both plans agree on which repairs still count
+        plan = plan_pool(observed, settings, now, at_fault)
+        repair = await self.repairs.look(key, body, observed, diagnoses, now, cluster)
         operations = self.operations.plan(observed, diagnoses)
         if (plan.needs_live_state or repair.acts or operations.acts) and not cluster.is_live:
             return None
@@ -181,8 +182,9 @@ class Controller:
         )
 
     def _count_repairs(self, key: Key, pool: Pool, repair: RepairPlan) -> None:
-        for event in repair.events:
-            self.metrics.repairs.labels(key.namespace, key.name, str(pool.role), REPAIR_OUTCOMES[event.reason]).inc()
+        for one in repair.told:
+            outcome = REPAIR_OUTCOMES[one.event.reason]
+            self.metrics.repairs.labels(key.namespace, key.name, str(pool.role), one.action.lower(), outcome).inc()
 
     async def reconcile_service(self, key: Key) -> Result:
         """Reconcile one service, as a pool."""
@@ -354,7 +356,7 @@ def completed(plan: Plan, outcome: Outcome) -> tuple[Event, ...]:
 
 def _repair_again_s(repair: RepairPlan) -> float | None:
     """Return when to look at repairs again: gates and budgets change with time alone."""
-    if repair.acts:
+    if repair.acts or repair.settling:
         return REPAIR_AGAIN_S
     return REPAIR_GATES_AGAIN_S if repair.records else None
 

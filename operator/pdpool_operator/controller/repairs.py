@@ -13,8 +13,12 @@ from ..diagnose.outcomes import WINDOW
 from ..observe.cluster import POOL_RESOURCES, Cluster
 from ..observe.keys import Bindings, Key
 from ..observe.model import ObservedPool
-from ..plan.repair import Health, Patient, RepairPlan, plan_repair
+from ..plan.model import Purged
+from ..plan.purge import PurgeOrder, PurgeProgress, purge_progress
+from ..plan.repair import plan_repair
+from ..plan.repair_model import Health, Patient, RepairPlan, purges_under_way
 from ..runtime.api import PODS, Api
+from ..runtime.engines import Engines
 from ..status.serving import serving
 from .served_fields import ServedFields
 
@@ -26,9 +30,12 @@ _RESOURCES = {resource.kind: resource for resource in POOL_RESOURCES.values()}
 class Repairer:
     """Decides and carries out repairs, one pool after the other, so that pools of one service share its budget."""
 
-    def __init__(self, api: Api, bindings: Bindings, served: ServedFields) -> None:
-        self._api, self._bindings, self._served = api, bindings, served
+    def __init__(self, api: Api, engines: Engines, bindings: Bindings, served: ServedFields) -> None:
+        self._api, self._engines, self._bindings, self._served = api, engines, bindings, served
         self._deciding = asyncio.Lock()
+        self._purged: dict[Key, dict[str, dict[int, Purged]]] = {}
+        """The last answer of each rank to each purge under way: by pool, then by UID of the pod. An operator that has
+        just started knows none, and asks again."""
 
     async def look(
         self,
@@ -43,21 +50,52 @@ class Repairer:
 
         Raises:
             ApiError: the intent could not be stored, or the deed failed. The next reconcile decides again.
+            NotLeaderError: another operator may be the leader.
         """
         diagnoses = tuple(diagnoses)
         spec = observed.repair
-        if "repairs" not in self._served.storable(key.kind, {"repairs": []}) and spec.mode is RepairMode.ENFORCE:
+        if not self._can_store(key.kind) and spec.mode is RepairMode.ENFORCE:
             spec = spec.model_copy(update={"mode": RepairMode.OBSERVE})  # an intent could not be stored
         records = observed.pool.status.repairs
+        progress = self._progress(key, observed, records, now)
         async with self._deciding if cluster.is_live else contextlib.nullcontext():
             partners = await self._records_of_partners(key, cluster)
-            plan = plan_repair(spec, patients(observed, diagnoses, now), records, partners, now)
+            plan = plan_repair(spec, patients(observed, diagnoses, now), records, partners, now, progress)
             if plan.intends and cluster.is_live:
                 status = {**(body.get("status") or {}), "repairs": [record.to_dict() for record in plan.records]}
                 await self._api.apply_status(_RESOURCES[key.kind], body, self._served.storable(key.kind, status))
         for pod in plan.restarts if cluster.is_live else ():
             await self._api.delete(PODS, key.namespace, pod.name, pod.uid, pod.grace_period_s)
+        if cluster.is_live:
+            await self._purge(key, plan)
         return plan
+
+    def _can_store(self, kind: str) -> bool:
+        """Whether the installed CRD has all fields by which an intent is read back."""
+        intent = {"repairs": [dict.fromkeys(("action", "node", "podUID", "state"), "")]}
+        return self._served.storable(kind, intent) == intent
+
+    def _progress(
+        self, key: Key, observed: ObservedPool, records: Iterable[RepairRecord], now: datetime
+    ) -> dict[str, PurgeProgress]:
+        """Return how far the intended purges of the pool are, by UID of the pod."""
+        under_way, answers = purges_under_way(records), self._purged.pop(key, {})
+        if under_way:
+            self._purged[key] = {uid: answers.get(uid, {}) for uid in under_way}
+        return {
+            pod.uid: purge_progress(
+                PurgeOrder(observed.stuck_after_s, under_way[pod.uid].since, f"repair of {instance.name}"),
+                instance,
+                answers.get(pod.uid, {}).values(),
+                now,
+            )
+            for instance in observed.instances
+            if (pod := instance.pod) is not None and pod.uid in under_way
+        }
+
+    async def _purge(self, key: Key, plan: RepairPlan) -> None:
+        for answer in await asyncio.gather(*(self._engines.purge(purge) for purge in plan.purges)):
+            self._purged[key].setdefault(answer.purge.pod_uid, {})[answer.purge.rank] = answer
 
     async def _records_of_partners(self, key: Key, cluster: Cluster) -> list[RepairRecord]:
         pools = {pool for service in self._bindings.services(key) for pool in self._bindings.pools(service)} - {key}
@@ -86,6 +124,9 @@ def patients(observed: ObservedPool, diagnoses: Iterable[Diagnosis], now: dateti
             health=health(by_index.get(instance.index)),
             serves=instance.index in serve,
             useless=_useless(by_index.get(instance.index), now),
+            waits=_waits(by_index.get(instance.index)),
+            node=instance.pod.node,
+            avoids_node=instance.avoids_node,
             evidence=by_index[instance.index].message if instance.index in by_index else "",
         )
         for instance in observed.instances
@@ -102,6 +143,14 @@ def health(diagnosis: Diagnosis | None) -> Health:
     if diagnosis.verdict is Verdict.STUCK or (diagnosis.verdict is Verdict.FAILING and tried):
         return Health.AT_FAULT
     return Health.WELL if diagnosis.verdict.works else Health.UNKNOWN
+
+
+def _waits(diagnosis: Diagnosis | None) -> bool:
+    """Whether hand-offs have waited too long at an instance that is Stuck, and its connector says so.
+
+    Engines without pdpool's connector report no age, so that they are never purged.
+    """
+    return diagnosis is not None and diagnosis.verdict is Verdict.STUCK and diagnosis.waiting_since is not None
 
 
 def _useless(diagnosis: Diagnosis | None, now: datetime) -> bool:

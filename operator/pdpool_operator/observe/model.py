@@ -247,6 +247,8 @@ class ObservedInstance:
     """`None` if they were not observed."""
     labelled: bool = False
     """It carries the labels of its pool. Without a controller it then belongs to the pool."""
+    avoids_node: str = ""
+    """Node that its next pod avoids. Empty if there is none."""
 
     def belongs_to(self, uid: str) -> bool:
         """Whether the pool of this UID controls the instance, or may adopt it."""

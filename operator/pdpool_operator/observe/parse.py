@@ -137,6 +137,7 @@ def observed_instance(
         owners=field_owners(sts),
         labels=labels_of(sts),
         labelled=names.has_labels(sts, labels),
+        avoids_node=annotation(sts, names.ANNOTATION_AVOID_NODE),
     )
 
 

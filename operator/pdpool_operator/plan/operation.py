@@ -52,7 +52,7 @@ from ..engines import engine_of
 from ..observe.model import ObservedInstance, ObservedPool
 from .drain import GIVEN_UP_GRACE_S, deadline, work_left
 from .model import Delete, DrainReason, Event, EventType, Purge, Purged
-from .purge import purge_progress
+from .purge import PurgeOrder, purge_progress
 
 MAX_MESSAGE = 1000
 POLL_S = 1.0
@@ -346,7 +346,9 @@ class _Planner:
         return _Outcome(OperationPhase.PURGING, Reason.PURGING, words)
 
     def _purging(self, operation: PoolOperation, instance: ObservedInstance) -> _Outcome:
-        progress = purge_progress(operation, instance, self.purged.get(operation.metadata.uid, ()), self.now)
+        meta, started = operation.metadata, operation.status.started_at
+        order = PurgeOrder(operation.older_than_s, started or meta.creation_timestamp, f"PoolOperation {meta.name}")
+        progress = purge_progress(order, instance, self.purged.get(meta.uid, ()), self.now)
         if progress.refused:
             return replace(_failed(Reason.PURGE_REFUSED, progress.refused), ended=progress.ended)
         if not progress.waits:

@@ -14,7 +14,8 @@ continues from there.
 
 1. Create every missing instance. Create or update the pool's other objects that are missing or built differently.
 2. Update StatefulSets where that disturbs no pod. A cause is a template whose pod is already of H. Others are a changed
-   `replicas`, removed labels, and an edit by another manager of what this operator built.
+   `replicas`, removed labels, and an edit by another manager of what this operator built. Repair may let the next pod
+   of an instance avoid a node.
 3. Cancel drains whose reason no longer holds.
 4. Continue drains. When an instance is drained, or its time is over, remove it (surplus) or replace it (outdated).
    To replace means: apply the new template, then delete the pod by its UID.
@@ -65,6 +66,7 @@ from .objects import (
     restored_events,
     surplus_policies,
 )
+from .repair_model import avoided_nodes
 from .selection import Selection, Selector, available
 
 DRAIN_POLL_S = 1.0
@@ -89,11 +91,14 @@ def plan_pool(
     if pool.metadata.deletion_timestamp is not None:
         return Plan()
     ours = [instance for instance in observed.instances if instance.belongs_to(pool.metadata.uid)]
-    keys = observed.keys
+    keys, avoided = observed.keys, avoided_nodes(pool.status.repairs, now)
     invalid: TemplateInvalid | None = None
     wanted: dict[int, dict[str, Any]] = {}
     try:
-        wanted = {instance.index: instance_stateful_set(pool, instance.index, settings, keys) for instance in ours}
+        wanted = {
+            one.index: instance_stateful_set(pool, one.index, settings, keys, avoided.get(one.index, ""))
+            for one in ours
+        }
     except TemplateInvalid as error:
         invalid = error
     builds = {index: sts["metadata"]["annotations"][ANNOTATION_BUILD_HASH] for index, sts in wanted.items()}
@@ -104,12 +109,15 @@ def plan_pool(
     if taken := blocked(pool, _standing(observed)):
         return replace(taken, patch=put_back, surplus=surplus)
     try:
-        wanted |= {index: instance_stateful_set(pool, index, settings, keys) for index in selection.missing}
+        wanted |= {
+            index: instance_stateful_set(pool, index, settings, keys, avoided.get(index, ""))
+            for index in selection.missing
+        }
     except TemplateInvalid as error:
         invalid = error
     if invalid is not None and pool.spec.replicas > 0:
         return Plan(faults=(Fault(Reason.TEMPLATE_INVALID, str(invalid)),), patch=put_back, surplus=surplus)
-    context = _Context(pool, observed, selector, selection, wanted, now)
+    context = _Context(pool, observed, selector, selection, wanted, avoided, now)
     objects = pool_objects(pool, settings)
     support = missing_or_changed(objects, observed.objects)
     events = restored(objects, observed.objects, set_up=pool.status.observed_generation > 0)
@@ -148,6 +156,8 @@ class _Context:
     selection: Selection
     wanted: dict[int, dict[str, Any]]
     """StatefulSets of the present and the missing instances, by index."""
+    avoided: dict[int, str]
+    """Nodes that pods avoid, by index of the instance."""
     now: datetime
 
     @property
@@ -217,9 +227,10 @@ def _align(context: _Context) -> Plan:
             continue
         wanted = context.wanted[instance.index]
         late = instance.spec_hash != context.spec_hash and not context.outdated(instance)
-        if late or _is_edited(context, instance):
+        moves = instance.avoids_node != context.avoided.get(instance.index, "")
+        if late or moves or _is_edited(context, instance):
             apply.append(wanted)
-            reverted += [] if late else [f"StatefulSet {instance.name}"]
+            reverted += [] if late or moves else [f"StatefulSet {instance.name}"]
             continue
         lost = lost_labels(wanted["metadata"]["labels"], instance.labels)
         unlabelled += [f"StatefulSet {instance.name}"] if lost else []

@@ -1,12 +1,12 @@
-"""Decides what an operation of type Purge sends to the ranks of its instance, and when all have done it. Pure.
+"""Decides what a purge sends to the ranks of its instance, and when all have done it. Pure.
 
-Each rank is asked to end its hand-offs of at least this age:
+A `PoolOperation` or repair orders a purge. Each rank is asked to end its hand-offs of at least this age:
 
-    cut-off = startedAt - olderThanSeconds
+    cut-off = started - older_than_s
 
-    age     = max(now - cut-off, olderThanSeconds)
+    age     = max(now - cut-off, older_than_s)
 
-`startedAt` is in the status before the first request is sent. So a repeated request, also of another operator, ends
+`started` is in a status before the first request is sent. So a repeated request, also of another operator, ends
 nothing that was opened after the cut-off. The seconds that it takes on its way are the only addition. It does no harm:
 it finds what the first one left. The second bound is for an operator whose clock is behind that of its predecessor.
 
@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from ..api.operations import PoolOperation
 from ..observe.model import ObservedInstance, ObservedPod, RankSample
 from .model import Purge, Purged
 
@@ -28,11 +27,24 @@ SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
+class PurgeOrder:
+    """What is to be ended."""
+
+    older_than_s: float
+    """Age of the hand-offs at `started`, in seconds."""
+    started: datetime
+    reason: str
+    """For the log of the connector, and for its peers."""
+
+
+@dataclass(frozen=True, slots=True)
 class PurgeProgress:
     """How far a purge is."""
 
     send: tuple[Purge, ...]
     """To the ranks that have not done it, and that answer."""
+    done: int
+    """Ranks that have done it."""
     ended: int
     """Hand-offs that have ended."""
     waits: str
@@ -42,49 +54,49 @@ class PurgeProgress:
 
 
 def purge_progress(
-    operation: PoolOperation, instance: ObservedInstance, answers: Iterable[Purged], now: datetime
+    order: PurgeOrder, instance: ObservedInstance, answers: Iterable[Purged], now: datetime
 ) -> PurgeProgress:
     """Return how far the purge of an instance is.
 
     Args:
-        operation: An operation in the phase Purging.
-        instance: Its instance.
-        answers: The last answer of each rank of each pod to this operation.
+        order: What is to be ended.
+        instance: Where.
+        answers: The last answer of each rank of each pod to this order.
         now: The present time.
     """
     pod, answers = instance.pod, tuple(answers)
     ended = sum(one.count for one in answers)
     if pod is None:
-        return PurgeProgress((), ended, "it has no pod", "")
+        return PurgeProgress((), 0, ended, "it has no pod", "")
     last = {one.purge.rank: one for one in answers if one.purge.pod_uid == pod.uid}
     silent = {rank: _silence(rank, instance, pod) for rank in _ranks(instance)}
     left = [rank for rank in silent if rank not in last or last[rank].outcome != "given"]
-    age_s = _age_s(operation, now)
-    send = tuple(_purge(operation, pod, rank, age_s) for rank in left if not silent[rank])
+    age_s = _age_s(order, now)
+    send = tuple(_purge(order, pod, rank, age_s) for rank in left if not silent[rank])
     waits = [f"rank {rank} {silent[rank] or _unanswered(last.get(rank))}" for rank in left]
     more = f", and {len(waits) - SHOWN} more" if len(waits) > SHOWN else ""
     refused = next((one for one in last.values() if one.outcome == "refused"), None)
     return PurgeProgress(
         send=send,
+        done=len(silent) - len(left),
         ended=ended,
         waits="; ".join(waits[:SHOWN]) + more,
         refused="" if refused is None else f"rank {refused.purge.rank} of {instance.name} refused it: {refused.words}",
     )
 
 
-def _age_s(operation: PoolOperation, now: datetime) -> float:
-    started = operation.status.started_at or operation.metadata.creation_timestamp
-    return operation.older_than_s + max((now - started).total_seconds(), 0.0)
+def _age_s(order: PurgeOrder, now: datetime) -> float:
+    return order.older_than_s + max((now - order.started).total_seconds(), 0.0)
 
 
-def _purge(operation: PoolOperation, pod: ObservedPod, rank: int, age_s: float) -> Purge:
+def _purge(order: PurgeOrder, pod: ObservedPod, rank: int, age_s: float) -> Purge:
     assert pod.ip is not None, "the rank has answered at this address"
     return Purge(
         pod_uid=pod.uid,
         ip=pod.ip,
         rank=rank,
         older_than_s=age_s,
-        reason=f"PoolOperation {operation.metadata.name}"[:MAX_REASON],
+        reason=order.reason[:MAX_REASON],
         key_epoch=pod.keys.newest,
     )
 

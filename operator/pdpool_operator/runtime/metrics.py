@@ -191,8 +191,8 @@ class Metrics:
         )
         self.repairs = Counter(
             "pdpool_repair_actions",
-            "Restarts of instances at fault, by outcome (proposed, done, withdrawn).",
-            ("namespace", "pool", "role", "outcome"),
+            "Repairs of instances at fault, by action (purge, restart, replace), outcome (proposed, done, withdrawn).",
+            ("namespace", "pool", "role", "action", "outcome"),
             registry=self.registry,
         )
         self.operations = Counter(

@@ -14,7 +14,7 @@ from ..diagnose.model import Diagnosis, Verdict
 from ..observe.model import ObservedInstance, ObservedPool
 from ..plan.fences import Unproven
 from ..plan.model import Fault, Plan
-from ..plan.repair import Stop
+from ..plan.repair_model import Stop
 from .chain import ConditionWriter, Rule, Violation, first_violation, shortened, some
 from .holds import holds_provable
 from .pods import PodFacts, pod_trouble

@@ -80,7 +80,7 @@ def test_right_run_has_no_faults(wanted: Expectation, run: Run) -> None:
         ({"verdicts": INNOCENT_STUCK}, "prefill/0 is not at fault and was judged Stuck"),
         ({"reasons": (Said(33.0, "prefill", "QueuesStuck"),)}, "reason QueuesStuck was not given"),
         ({"reasons": (Said(36.0, "decode", "QueuesStuck"),)}, "reason QueuesStuck came after 36.0 s"),
-        ({"repairs": ()}, "no repair of decode/1 is Done"),
+        ({"repairs": ()}, "no restart of decode/1 is Done"),
         ({"repairs": (*ENFORCED.repairs, Said(60.0, "prefill/0", "Done"))}, "not at fault: prefill/0 Done"),
         ({"lost": 4}, "4 of 100 requests lost, at most 3"),
         ({"wrong_tokens": 1}, "other tokens"),
@@ -127,11 +127,24 @@ def test_verdict_on_sibling_is_not_the_verdict() -> None:
     ]
 
 
+PURGED = (Said(33.5, "decode/1", "Purge Intended"), Said(35.0, "decode/1", "Purge Done"))
+
+
+def test_purge_may_come_before_restart() -> None:
+    assert wrong(FROZEN, dataclasses.replace(ENFORCED, repairs=(*PURGED, *ENFORCED.repairs))) == []
+    proposed = (Said(33.5, "decode/1", "Purge Proposed"),)
+    assert wrong(FROZEN, dataclasses.replace(OBSERVED, repairs=proposed)) == []
+
+
+def test_purge_is_no_restart() -> None:
+    assert wrong(FROZEN, dataclasses.replace(ENFORCED, repairs=PURGED)) == ["no restart of decode/1 is Done"]
+
+
 def test_restart_of_sibling_is_not_the_repair() -> None:
     run = dataclasses.replace(ENFORCED, repairs=(Said(34.0, "decode/0", "Done"),))
     assert wrong(FROZEN, run) == [
-        "restarted or proposed, but not at fault: decode/0 Done",
-        "no repair of decode/1 is Done",
+        "repaired or proposed, but not at fault: decode/0 Done",
+        "no restart of decode/1 is Done",
     ]
     assert "mttr_p50_s=nan" in summary(WANTED, [run], 1)[1]
 
@@ -148,6 +161,8 @@ class TestFalseRepairs:
     def test_forbidden_restart_of_guilty_is_false(self) -> None:
         run = dataclasses.replace(CALM, guilty="decode/1", repairs=(Said(9.0, "decode/1", "Intended"),))
         assert false_repairs(BURST, run) == [Said(9.0, "decode/1", "Intended")]
+        purged = dataclasses.replace(CALM, guilty="decode/1", repairs=PURGED)
+        assert false_repairs(BURST, purged) == list(PURGED)
         assert summary(WANTED, [run], 1)[1].endswith("false_repairs=1")
 
 
@@ -183,7 +198,7 @@ def test_line_shows_verdict_repair_and_recovery() -> None:
         "decode-frozen Enforce #1: right: decode/1 Stuck after 32.7 s; restarted after 34.0 s; well after 50.7 s; "
         "1 of 100 requests lost"
     )
-    assert "restart of decode/1 proposed after 33.5 s" in line(FROZEN, OBSERVED)
+    assert "repair of decode/1 proposed after 33.5 s" in line(FROZEN, OBSERVED)
 
 
 def test_table_names_what_was_not_run() -> None:
@@ -257,9 +272,11 @@ NO_CLUSTER = cast(Stack, None)
 """The tests hand over the versions of the pools themselves."""
 
 
-def shown(verdict: str, *, reason: str = "QueuesStuck", repair: str = "", uid: str = "a") -> dict[str, Any]:
+def shown(
+    verdict: str, *, reason: str = "QueuesStuck", repair: str = "", uid: str = "a", action: str = "Restart"
+) -> dict[str, Any]:
     """Return a decode pool in whose status one instance has this verdict."""
-    repairs = [{"index": 1, "podUID": uid, "state": repair}] if repair else []
+    repairs = [{"index": 1, "podUID": uid, "action": action, "state": repair}] if repair else []
     conditions = [{"type": "QueuesHealthy", "status": "False", "reason": reason}]
     instances = [{"index": 1, "verdict": verdict}]
     return {"status": {"instances": instances, "conditions": conditions, "repairs": repairs}}
@@ -282,6 +299,13 @@ class TestVerdictWatch:
             ("prefill", "QueuesUnknown"),
         ]
         assert watch.well() == "decode/1 Stuck"
+
+    def test_purge_is_told_from_restart(self) -> None:
+        watch = VerdictWatch(NO_CLUSTER)
+        watch.fault_now()
+        for action, state in (("Purge", "Intended"), ("Purge", "Done"), ("Restart", "Done")):
+            watch.take("decode", shown("Stuck", repair=state, action=action))
+        assert [one.word for one in watch.repairs] == ["Purge Intended", "Purge Done", "Done"]
 
     def test_second_restart_of_index_is_seen(self) -> None:
         watch = VerdictWatch(NO_CLUSTER)

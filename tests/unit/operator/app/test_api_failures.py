@@ -14,7 +14,7 @@ from pdpool_operator.controller.reconcile import Controller
 from pdpool_operator.controller.reporter import Reporter
 from pdpool_operator.observe.keys import Bindings, Key
 from pdpool_operator.plan.fences import Fencing
-from pdpool_operator.plan.repair import RepairPlan
+from pdpool_operator.plan.repair_model import RepairPlan
 from pdpool_operator.runtime.api import ApiError, ConflictError, UnavailableError
 from pdpool_operator.runtime.metrics import Metrics
 

@@ -11,7 +11,7 @@ from pdpool_operator.controller.reconcile import Controller
 from pdpool_operator.observe.keys import Key
 from pdpool_operator.plan.model import Delete, Patch, Plan
 from pdpool_operator.plan.operation import OperationPlan
-from pdpool_operator.plan.repair import RepairPlan
+from pdpool_operator.plan.repair_model import RepairPlan
 from pdpool_operator.runtime.manager import Result
 
 from tests.unit.operator.plan.makers import SETTINGS

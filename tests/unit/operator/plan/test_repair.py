@@ -1,5 +1,6 @@
 """Repair: a table of gates, the way of one restart step by step, and what holds for every input."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
@@ -7,39 +8,17 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pdpool_operator.api.pools import RepairRecord, RepairState
+from pdpool_operator.api.pools import RepairAction, RepairRecord, RepairState
 from pdpool_operator.api.reasons import Reason
 from pdpool_operator.api.services import RepairMode, RepairSpec
 from pdpool_operator.plan.model import Delete
-from pdpool_operator.plan.repair import COOLDOWN, GRACE_S, WINDOW, Health, Patient, RepairPlan, plan_repair
+from pdpool_operator.plan.purge import PurgeProgress
+from pdpool_operator.plan.repair import GRACE_S, plan_repair
+from pdpool_operator.plan.repair_gates import COOLDOWN, SETTLES
+from pdpool_operator.plan.repair_model import WINDOW, Health, Patient, avoided_nodes
 
 from .makers import T0
-
-ENFORCE = RepairSpec(mode=RepairMode.ENFORCE, restarts_per_hour=2)
-OBSERVE = RepairSpec(mode=RepairMode.OBSERVE)
-OFF = RepairSpec(mode=RepairMode.OFF)
-
-
-def make(index: int, health: Health = Health.WELL, **changes: object) -> Patient:
-    patient = Patient(
-        index, f"pod-{index}", f"uid-{index}", False, health, serves=health is Health.WELL, evidence="why"
-    )
-    return replace(patient, **changes)  # type: ignore[arg-type]
-
-
-SICK = make(0, Health.AT_FAULT)
-PAIR = (SICK, make(1))
-
-
-def record(
-    uid: str = "uid-9", state: RepairState = RepairState.DONE, age_s: float = 600, *, index: int = 9
-) -> RepairRecord:
-    return RepairRecord(index=index, pod_uid=uid, state=state, since=T0 - timedelta(seconds=age_s), message="why")
-
-
-def states(plan: RepairPlan) -> dict[str, RepairState]:
-    return {one.pod_uid: one.state for one in plan.records}
-
+from .repair_makers import ENFORCE, OBSERVE, OFF, PAIR, SENT, SICK, make, record, states
 
 GATES = {
     "open": (ENFORCE, PAIR, (), (), ""),
@@ -176,6 +155,9 @@ patients = st.lists(
         health=st.sampled_from(Health),
         serves=st.booleans(),
         useless=st.booleans(),
+        waits=st.booleans(),
+        node=st.sampled_from(["", "a", "b"]),
+        avoids_node=st.sampled_from(["", "a", "b"]),
     ),
     max_size=8,
     unique_by=(lambda one: one.index, lambda one: one.pod_uid),
@@ -184,27 +166,52 @@ specs = st.builds(RepairSpec, mode=st.sampled_from(RepairMode), restarts_per_hou
 
 
 @settings(max_examples=60, deadline=None)
-@given(specs, st.lists(st.tuples(patients, st.integers(1, 900)), max_size=12))
-def test_no_history_breaks_a_rule(spec: RepairSpec, history: list[tuple[list[Patient], int]]):
+@given(specs, st.lists(st.tuples(patients, st.integers(1, 900), st.booleans()), max_size=12))
+def test_no_history_breaks_a_rule(spec: RepairSpec, history: list[tuple[list[Patient], int, bool]]):
     records: tuple[RepairRecord, ...] = ()
-    now, restarted = T0, []
-    for seen, pause_s in history:
+    now, restarted, purged = T0, [], []
+    for seen, pause_s, answers in history:
         now += timedelta(seconds=pause_s)
-        plan = plan_repair(spec, seen, records, (), now)
+        progress = {
+            one.pod_uid: PurgeProgress(
+                () if answers else (replace(SENT, pod_uid=one.pod_uid),), int(answers), 0, "", ""
+            )
+            for one in seen
+        }
+        plan = plan_repair(spec, seen, records, (), now, progress)
+        intents = intended_in(records)
+        for uid in [deed.uid for deed in plan.restarts] + [deed.pod_uid for deed in plan.purges]:
+            assert spec.mode is RepairMode.ENFORCE
+            assert uid in {one.pod_uid for one in records if one.state is RepairState.INTENDED}
         for deed in plan.restarts:
             patient = next(one for one in seen if one.pod_uid == deed.uid)
-            assert spec.mode is RepairMode.ENFORCE
             assert patient.useless or any(one.serves for one in seen if one is not patient)
-            assert states(plan)[deed.uid] is RepairState.INTENDED
-            assert deed.uid in {one.pod_uid for one in records if one.state is RepairState.INTENDED}
-        new = {u for u, s in states(plan).items() if s is RepairState.INTENDED} - {
-            one.pod_uid for one in records if one.state is RepairState.INTENDED
+            actions = {action for uid, action in intended_in(plan.records) if uid == deed.uid} - {RepairAction.PURGE}
+            assert actions == {RepairAction.RESTART} or (
+                actions == {RepairAction.REPLACE} and avoided_nodes(records, now)[patient.index] == patient.avoids_node
+            )
+        new = intended_in(plan.records) - intents
+        restarted += [now for _, action in new if action is not RepairAction.PURGE]
+        purged += [(uid, now) for uid, action in new if action is RepairAction.PURGE]
+        done = {
+            (one.index, one.action) for one in records if one.state is RepairState.DONE and now - one.since < WINDOW
         }
-        restarted += [now for _ in new]
-        done = {one.index for one in records if one.state is RepairState.DONE and now - one.since < WINDOW}
-        assert not done & {one.index for one in plan.records if one.pod_uid in new}, "a restart is not repeated"
+        begun = {
+            (one.index, one.action)
+            for one in plan.records
+            if one.action is not RepairAction.PURGE and (one.pod_uid, one.action) in new and one not in records
+        }
+        assert not done & begun, "no restart and no replacement is repeated"
+        assert all((index, RepairAction.RESTART) in done for index, action in begun if action is RepairAction.REPLACE)
         assert len([at for at in restarted if now - at < WINDOW]) <= spec.restarts_per_hour
-        due = [one.pod_uid for one in plan.records if one.state in {RepairState.INTENDED, RepairState.DONE}]
+        due = [
+            (one.pod_uid, one.action) for one in plan.records if one.state in {RepairState.INTENDED, RepairState.DONE}
+        ]
         assert len(set(due)) == len(due)
         records = plan.records
     assert all(later - earlier >= COOLDOWN for earlier, later in pairwise(restarted))
+    assert all(later - earlier >= SETTLES for (_, earlier), (_, later) in pairwise(purged))
+
+
+def intended_in(records: Iterable[RepairRecord]) -> set[tuple[str, RepairAction]]:
+    return {(one.pod_uid, one.action) for one in records if one.state is RepairState.INTENDED}

@@ -152,8 +152,10 @@ class World:
         verb = "update" if name in self.sets else "create"
         self.trace.append(f"{verb} {self.index(name)}")
         if name in self.sets:
+            applied, annotations = self.sets[name].body["metadata"]["annotations"], self.sets[name].annotations
+            kept = {key: value for key, value in annotations.items() if key not in applied}
             self.sets[name].body = obj
-            self.sets[name].annotations |= obj["metadata"]["annotations"]
+            self.sets[name].annotations = kept | obj["metadata"]["annotations"]
             self.sets[name].labels |= obj["metadata"]["labels"]
         else:
             meta = obj["metadata"]
@@ -209,6 +211,7 @@ class World:
             pod=None,
             drain_seen=parse.moment(sts.annotations.get(names.ANNOTATION_DRAIN_STARTED, "")),
             labels=sts.labels,
+            avoids_node=sts.annotations.get(names.ANNOTATION_AVOID_NODE, ""),
         )
         if pod is None:
             return instance

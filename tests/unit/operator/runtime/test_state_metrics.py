@@ -143,7 +143,7 @@ def exported() -> dict[str, tuple[str, frozenset[str]]]:
     metrics.status_writes.labels("DecodePool", "ok").inc()
     metrics.samples.labels("decode", "engine", "ok").inc()
     metrics.fences.labels("given").inc()
-    metrics.repairs.labels("llm", "chat", "decode", "done").inc()
+    metrics.repairs.labels("llm", "chat", "decode", "restart", "done").inc()
     metrics.operations.labels("llm", "chat", "decode", "drain", "failed").inc()
     metrics.on_call("get", "pods", 200, 0.1)
     found = {}

@@ -12,7 +12,7 @@ from pdpool_operator.observe.model import HoldSample, ObservedInstance
 from pdpool_operator.plan.fences import Unproven
 from pdpool_operator.plan.model import Fault, Plan
 from pdpool_operator.plan.pool import plan_pool
-from pdpool_operator.plan.repair import Stop
+from pdpool_operator.plan.repair_model import Stop
 from pdpool_operator.status.chain import find
 from pdpool_operator.status.pool import PoolFacts, pool_status
 

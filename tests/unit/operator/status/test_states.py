@@ -18,7 +18,7 @@ from pdpool_operator.observe.model import HoldSample, ObservedInstance, Observed
 from pdpool_operator.plan.fences import Unproven
 from pdpool_operator.plan.model import Fault
 from pdpool_operator.plan.pool import plan_pool
-from pdpool_operator.plan.repair import Stop
+from pdpool_operator.plan.repair_model import Stop
 from pdpool_operator.plan.service import plan_service, worker_events
 from pdpool_operator.status.chain import ConditionWriter, find
 from pdpool_operator.status.pool import PoolFacts, pool_status
@@ -413,7 +413,12 @@ OTHER_CONDITIONS: tuple[Callable[[], Shown], ...] = (
     lambda: shown_pool(one(), unproven=(Unproven("p", 0, HoldSample("d" * 32, "gone", "run"), "no report"),)),
     *(
         lambda reason=reason: shown_pool(one(), stops=(Stop(reason, "not restarted"),))  # type: ignore[misc]
-        for reason in (Reason.RESTART_DID_NOT_HELP, Reason.MANY_AT_FAULT, Reason.REPAIR_BUDGET_SPENT)
+        for reason in (
+            Reason.RESTART_DID_NOT_HELP,
+            Reason.REPLACEMENT_DID_NOT_HELP,
+            Reason.MANY_AT_FAULT,
+            Reason.REPAIR_BUDGET_SPENT,
+        )
     ),
     *(
         lambda transports=transports: shown_pool(one(), pool=RDMA_POOL, verdicts=(paired(*transports),))  # type: ignore[misc]

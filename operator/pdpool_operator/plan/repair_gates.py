@@ -1,0 +1,173 @@
+"""Which repair an instance at fault gets next, and the gates before it. Pure.
+
+The rungs, the mildest first. A rung that does not help is followed by the next one:
+
+    Purge     It is Stuck, and hand-offs have waited for stuckAfterSeconds at its connector. They are ended, so that
+              routers try the requests elsewhere. It disturbs nothing that moves. Each pod is purged at most once an
+              hour. The next rung waits until SETTLES after it.
+
+    Restart   Its pod is deleted, and Kubernetes creates it again.
+
+    Replace   The restarted pod is at fault within an hour, on the same node. It is deleted, and the new pod prefers
+              other nodes for an hour. A pod that fails on two nodes is not the fault of one of them.
+
+Gates, in this order. The first one that is closed gives the reason. Repair stops at those with a star:
+
+    mode          spec.repair.mode is Enforce
+
+    helped *      within an hour, the instance of this index was not restarted on another node, and not replaced
+
+    breaker *     at most one instance of the pool is at fault, or at most a third of them
+
+    last serving  another instance of the pool serves, or this one was seen to finish nothing
+
+    budget *      fewer than restartsPerHour restarts and replacements in the service within an hour
+
+    cooldown      none of both in the service within COOLDOWN
+
+A purge takes nothing out of service. It has only the gates of mode and breaker. Its own budget and cooldown never stop
+repair. While another purge of the service settles, the instance waits. After MAX_PURGES within an hour in the service,
+its next rung is the restart.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from ..api.base import format_time
+from ..api.pools import RepairAction, RepairRecord, RepairState
+from ..api.reasons import Reason
+from ..api.services import RepairMode, RepairSpec
+from .repair_model import Health, Patient, is_recent
+
+COOLDOWN = timedelta(seconds=60)
+"""A restarted engine must show whether it helps before the next one is restarted."""
+SETTLES = timedelta(seconds=10)
+"""Time of three samples: after it, the verdict shows whether a purge has helped."""
+MAX_PURGES = 32
+"""Within an hour, in both pools of a service. It bounds the records in the status."""
+WAITS_AT_MOST = timedelta(minutes=10)
+"""How long an intended restart or replacement waits for what it needs: a verdict, or its StatefulSet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A closed gate."""
+
+    words: str
+    stops: Reason | None = None
+    """Reason of the stop, if only a person can open the gate soon."""
+
+
+class Gates:
+    """The gates of one pool at one moment. `intend` closes those that a new intent closes."""
+
+    def __init__(
+        self,
+        spec: RepairSpec,
+        patients: Sequence[Patient],
+        records: Collection[RepairRecord],
+        partners: Collection[RepairRecord],
+        now: datetime,
+    ) -> None:
+        self._spec, self._patients, self._now = spec, patients, now
+        made = [r for r in (*records, *partners) if r.state is not RepairState.PROPOSED and is_recent(r, now)]
+        self._restarts = [record.since for record in made if record.action is not RepairAction.PURGE]
+        self._purges = [record.since for record in made if record.action is RepairAction.PURGE]
+        self._last = {
+            record.index: record
+            for record in sorted(records, key=lambda record: record.since)
+            if record.state is RepairState.DONE and record.action is not RepairAction.PURGE and is_recent(record, now)
+        }
+        """The last restart or replacement of each index."""
+
+    @property
+    def remaining(self) -> int:
+        """Restarts that the budget still allows."""
+        return max(self._spec.restarts_per_hour - len(self._restarts), 0)
+
+    def intend(self, action: RepairAction) -> None:
+        """Count a repair that is now intended."""
+        (self._purges if action is RepairAction.PURGE else self._restarts).append(self._now)
+
+    def rung(self, patient: Patient, purges: Mapping[str, RepairRecord]) -> RepairAction | None:
+        """Return the next repair of an instance at fault. None while a purge goes on or settles.
+
+        Args:
+            patient: The instance.
+            purges: Purges of the pool that were intended within an hour, by UID of the pod.
+        """
+        purge = purges.get(patient.pod_uid)
+        if purge is not None and (purge.state is RepairState.INTENDED or self._settles(purge)):
+            return None
+        if purge is not None or not patient.waits or len(self._purges) >= MAX_PURGES:
+            return self._renewal(patient)
+        if any(self._now - at < SETTLES for at in self._purges):
+            return None
+        return RepairAction.PURGE
+
+    def closed(self, action: RepairAction, patient: Patient) -> Closed | None:
+        """Return the first closed gate; None if all are open."""
+        if self._spec.mode is not RepairMode.ENFORCE:
+            return Closed("spec.repair.mode of the service is not Enforce")
+        if action is RepairAction.PURGE:
+            return self._breaker()
+        if (useless := self._helped(action, patient)) is not None:
+            return useless
+        if (unsafe := self._breaker() or self._last_serving(patient)) is not None:
+            return unsafe
+        if len(self._restarts) >= self._spec.restarts_per_hour:
+            words = f"the budget of {self._spec.restarts_per_hour} restarts an hour is spent"
+            return Closed(words, Reason.REPAIR_BUDGET_SPENT)
+        if any(self._now - at < COOLDOWN for at in self._restarts):
+            return Closed(f"another instance of the service was restarted within {COOLDOWN.seconds} s")
+        return None
+
+    def forbids(self, record: RepairRecord, patient: Patient) -> str:
+        """Return why an intended repair is not to be made; empty if it still is, or no verdict says."""
+        late = self._now - record.since > WAITS_AT_MOST
+        if self._spec.mode is not RepairMode.ENFORCE:
+            return "spec.repair.mode of the service is no longer Enforce"
+        if patient.health is Health.WELL:
+            return "it has recovered"
+        if patient.health is Health.UNKNOWN:
+            return "there was no verdict for 10 minutes" if late else ""
+        if late and record.action is RepairAction.REPLACE and patient.avoids_node != record.node:
+            return "its StatefulSet could not be changed within 10 minutes"
+        unsafe = self._breaker()
+        if unsafe is None and record.action is not RepairAction.PURGE:
+            unsafe = self._last_serving(patient)
+        return unsafe.words if unsafe is not None else ""
+
+    def _renewal(self, patient: Patient) -> RepairAction:
+        """Return whether the pod is to be restarted or replaced."""
+        last = self._last.get(patient.index)
+        if last is None:
+            return RepairAction.RESTART
+        same_node = bool(last.node) and last.node == patient.node
+        return RepairAction.REPLACE if same_node else last.action
+
+    def _helped(self, action: RepairAction, patient: Patient) -> Closed | None:
+        last = self._last.get(patient.index)
+        if last is None or (action is RepairAction.REPLACE and last.action is RepairAction.RESTART):
+            return None
+        at, where = format_time(last.since), f" on {patient.node}" if patient.node else ""
+        if last.action is RepairAction.RESTART:
+            words = f"its restart at {at} did not help, and it is at fault again{where}"
+            return Closed(words, Reason.RESTART_DID_NOT_HELP)
+        words = f"its replacement at {at} did not help, and it is at fault again{where}"
+        return Closed(words, Reason.REPLACEMENT_DID_NOT_HELP)
+
+    def _settles(self, purge: RepairRecord) -> bool:
+        return purge.state is RepairState.DONE and self._now - purge.since < SETTLES
+
+    def _breaker(self) -> Closed | None:
+        sick = sum(one.health is Health.AT_FAULT for one in self._patients)
+        if sick <= max(1, len(self._patients) // 3):
+            return None
+        words = f"{sick} of {len(self._patients)} instances are at fault at once, so the cause may lie elsewhere"
+        return Closed(words, Reason.MANY_AT_FAULT)
+
+    def _last_serving(self, patient: Patient) -> Closed | None:
+        others = any(one.serves for one in self._patients if one is not patient)
+        return None if others or patient.useless else Closed("no other instance of the pool serves")
