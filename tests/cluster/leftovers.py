@@ -24,7 +24,7 @@ def make_room(stack: Stack, say: Callable[[str], None]) -> None:
     screen = Screen()
     if stack.kubectl("get", "namespaces", "-l", demo.OURS, "-o", "name"):
         say("removing the demo's release and pools: one operator at a time serves a cluster")
-        down.remove(screen, target("local", None, screen))
+        down.remove(screen, target("local", None, screen, "make demo"))
     if stack.kubectl("get", "namespaces", "-l", OURS, "-o", "name"):
         say("removing the release that a killed test session left")
         remove(stack)
