@@ -83,7 +83,7 @@ async def external_metrics(here: Bench, metrics: Callable[[], Awaitable[str]]) -
         "groupPriorityMinimum": 100,
         "versionPriority": 100,
     }
-    await here.admin.make(API_SERVICES, {"metadata": {"name": name, "labels": {BENCH: ""}}, "spec": spec})
+    await here.admin.make(API_SERVICES, {"metadata": {"name": name, "labels": {BENCH: here.namespace}}, "spec": spec})
     try:
         await eventually(lambda: _available(here, name))
         yield served
