@@ -62,6 +62,8 @@ def remove_benches(*namespaces: str) -> None:
     """Remove `namespace/NAME` of operators' tests, with pods that a finalizer holds. These pods run on no node."""
     kubectl = binary("kubectl")
     for where in (name.removeprefix("namespace/") for name in namespaces):
+        # While the API server knows an API that does not answer, it removes no namespace.
+        run(kubectl, "delete", "apiservice", "-l", f"{BENCH}={where}")
         for pod in run(kubectl, "get", "pods", "-n", where, "-o", HELD_BACK).split():
             run(
                 kubectl,

@@ -19,6 +19,8 @@ class Engine:
     ranks: int = 1
     running: int = 0
     queues: dict[str, int] = field(default_factory=dict)
+    oldest_s: float = 1.0
+    """Age of the oldest request in each queue, in seconds."""
     held_for: dict[int, dict[str, str]] = field(default_factory=dict)
     """By rank: UID of the pod of each process for which the rank holds memory, by incarnation."""
     runners: list[web.AppRunner] = field(default_factory=list)
@@ -65,7 +67,8 @@ class Engine:
 
     async def _state(self, rank: int, _: web.Request) -> web.Response:
         queues = {
-            name: {"reqs": n, "oldest_s": 1.0 if n else None, "moved_total": 5} for name, n in self.queues.items()
+            name: {"reqs": n, "oldest_s": self.oldest_s if n else None, "moved_total": 5}
+            for name, n in self.queues.items()
         }
         held = self.held_for.get(rank, {})
         return web.json_response(

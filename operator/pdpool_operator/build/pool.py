@@ -86,8 +86,8 @@ def instance_stateful_set(
 def headless_service(pool: Pool, keys: dict[str, Any]) -> dict[str, Any]:
     """Service that gives the pods their DNS names.
 
-    Addresses are published before readiness, because peers pair while they start. An annotation holds the hash of
-    `keys`, the Secret that was applied before this Service.
+    Its EndpointSlices are for gateways: an address is ready only while its pod is Ready and does not terminate. An
+    annotation holds the hash of `keys`, the Secret that was applied before this Service.
     """
     name = names.pool_workload(pool.metadata.name, pool.role)
     return with_build_hash(
@@ -99,7 +99,6 @@ def headless_service(pool: Pool, keys: dict[str, Any]) -> dict[str, Any]:
             ),
             "spec": {
                 "clusterIP": "None",
-                "publishNotReadyAddresses": True,
                 "selector": names.pool_selector(pool.metadata.name, pool.role),
                 "ports": [
                     {"name": port["name"], "port": port["containerPort"], "targetPort": port["name"]}
