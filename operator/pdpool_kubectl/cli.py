@@ -18,7 +18,7 @@ from .doctor import FAILED as CHECK_FAILED
 from .doctor import doctor_json, doctor_lines, examine
 from .explain import explain_lines
 from .fleet import Fleet, read_fleet
-from .operation_commands import drain, purge, restart
+from .operation_commands import drain, fence, purge, restart
 from .plan import FileInvalidError, objects_of, plan_lines, plan_objects
 from .queues import Reading, queue_lines, queues_json, read_queues
 from .record import record as take_looks
@@ -59,7 +59,7 @@ def _now() -> datetime:
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES)
 def cli() -> None:
-    """Look at prefill/decode serving on Kubernetes, and drain, restart or purge an instance.
+    """Look at prefill/decode serving on Kubernetes, drain, restart or purge an instance, and fence a lost node.
 
     The commands have your own rights.
 
@@ -190,6 +190,7 @@ def record(*, access: Access, output: str, file: Path, seconds: float) -> None:
 cli.add_command(drain)
 cli.add_command(restart)
 cli.add_command(purge)
+cli.add_command(fence)
 
 
 @cli.command(

@@ -1,4 +1,4 @@
-"""`drain`, `restart` and `purge`: create a `PoolOperation`, and follow it until it has ended."""
+"""`drain`, `restart`, `purge` and `fence`: create a `PoolOperation`, and follow it until it has ended."""
 
 import asyncio
 import secrets
@@ -14,6 +14,9 @@ EVERY_S = 1.0
 GRACE_S = 60.0
 """How long after the deadline of an operation its end is awaited. An operator that runs ends it at the deadline."""
 
+MAX_TARGET = 200
+"""Characters of a node's name in that of an operation, which has 253 at most."""
+
 
 class LostError(Exception):
     """The end of the operation will not be seen: it was deleted, or no operator ends it."""
@@ -26,7 +29,8 @@ class Seen:
     namespace: str
     name: str
     type: OperationType
-    instance: str
+    target: str
+    """Name of the instance, or of the node of a Fence."""
     deadline_s: int
     phase: OperationPhase = OperationPhase.PENDING
     message: str = ""
@@ -40,7 +44,7 @@ class Seen:
             meta.namespace,
             meta.name,
             spec.type,
-            one.instance,
+            one.node if spec.type is OperationType.FENCE else one.instance,
             spec.deadline_seconds,
             status.phase,
             status.message,
@@ -61,23 +65,21 @@ class Seen:
             "namespace": self.namespace,
             "operation": self.name,
             "type": str(self.type),
-            "instance": self.instance,
+            ("node" if self.type is OperationType.FENCE else "instance"): self.target,
             "phase": str(self.phase),
             "message": self.message,
         }
 
 
-async def create(
-    api: Api, namespace: str, type_: OperationType, instance: str, older_than_s: int | None = None
-) -> Seen:
+async def create(api: Api, namespace: str, type_: OperationType, target: str, older_than_s: int | None = None) -> Seen:
     """Create an operation, under a name of its own. `older_than_s` is for a purge.
 
     Raises:
         ApiError: the API server refuses, or does not answer.
     """
-    name = f"{type_.lower()}-{instance}-{secrets.token_hex(3)}"
+    name = f"{type_.lower()}-{target[:MAX_TARGET]}-{secrets.token_hex(3)}"
     meta = {"name": name, "namespace": namespace}
-    spec: dict[str, Any] = {"type": str(type_), "instance": instance}
+    spec: dict[str, Any] = {"type": str(type_), "node" if type_ is OperationType.FENCE else "instance": target}
     if older_than_s is not None:
         spec["olderThanSeconds"] = older_than_s
     kind = {"apiVersion": OPERATIONS.api_version, "kind": OPERATIONS.kind}

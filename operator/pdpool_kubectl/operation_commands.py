@@ -1,4 +1,4 @@
-"""The commands `drain`, `restart` and `purge`."""
+"""The commands `drain`, `restart`, `purge` and `fence`."""
 
 import functools
 import re
@@ -6,13 +6,26 @@ import sys
 
 import click
 from pdpool_operator.api.names import parse_instance
-from pdpool_operator.api.operations import INSTANCE_RULE, MAX_PURGE_AGE_S, PURGE_AGE_S, OperationType
+from pdpool_operator.api.operations import (
+    INSTANCE_RULE,
+    MAX_PURGE_AGE_S,
+    NODE_PATTERN,
+    NODE_RULE,
+    PURGE_AGE_S,
+    OperationType,
+)
 from pdpool_operator.runtime.api import Api
 
 from .access import Access
 from .command import ATTENTION, Command, options, print_out, run, run_plain
 from .operate import Seen, create, follow
 
+WARNING = """\
+You declare that the node {node} is switched off or erased, and that no process on it runs any more.
+Engines in the namespace {namespace} will then reuse the memory that they hold for its processes.
+If one of these processes still runs, it CORRUPTS that memory: other requests get wrong answers, without an error.
+A node that does not answer, or is NotReady, is not off. Look at its power supply or at the cloud's console first.
+"""
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -30,17 +43,33 @@ def _age(_context: click.Context, _option: click.Parameter, text: str) -> int:
 def _operate(
     access: Access, type_: OperationType, instance: str, output: str, *, wait: bool, older_than_s: int | None = None
 ) -> None:
-    """Create an operation, and print how it ends."""
-    if access.all_namespaces:
-        raise click.UsageError("an instance is in one namespace: give -n in place of -A")
+    """Create an operation on an instance, and print how it ends."""
     if parse_instance(instance) is None:
         raise click.UsageError(INSTANCE_RULE)
-    namespace = run_plain(access.scope) or ""
+    _run(access, _namespace(access), type_, instance, output, wait=wait, older_than_s=older_than_s)
+
+
+def _namespace(access: Access) -> str:
+    if access.all_namespaces:
+        raise click.UsageError("an operation is for one namespace: give -n in place of -A")
+    return run_plain(access.scope) or ""
+
+
+def _run(
+    access: Access,
+    namespace: str,
+    type_: OperationType,
+    target: str,
+    output: str,
+    *,
+    wait: bool,
+    older_than_s: int | None = None,
+) -> None:
     named = ""
 
     async def work(api: Api) -> Seen:
         nonlocal named
-        operation = await create(api, namespace, type_, instance, older_than_s)
+        operation = await create(api, namespace, type_, target, older_than_s)
         named = operation.name
         click.echo(f"created PoolOperation {named}", err=True)
         return await follow(api, operation, functools.partial(click.echo, err=True)) if wait else operation
@@ -119,3 +148,37 @@ def purge(*, access: Access, instance: str, output: str, wait: bool, older_than_
     name of an instance or of its pod. The progress is on stderr.
     """
     _operate(access, OperationType.PURGE, instance, output, wait=wait, older_than_s=older_than_s)
+
+
+def _confirm(node: str, namespace: str) -> None:
+    """Ask for the name of the node. Exit if another text is given, or none."""
+    click.echo(WARNING.format(node=node, namespace=namespace), err=True)
+    try:
+        given = click.prompt("Type the name of the node to go on", default="", show_default=False, err=True)
+    except click.Abort:
+        given = ""
+    if given != node:
+        click.echo("nothing was created", err=True)
+        sys.exit(ATTENTION)
+
+
+@click.command(epilog=OPERATION_EXIT_CODES)
+@click.argument("node")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask. For scripts.")
+@_waiting
+@options
+def fence(*, access: Access, node: str, output: str, wait: bool, yes: bool) -> None:
+    """Declare that NODE is switched off or erased, so that memory held for its processes is released.
+
+    Engines in the namespace hold memory for processes of a lost node until there is proof that they have ended. Your
+    word is this proof. A WRONG DECLARATION CORRUPTS MEMORY: if a process still runs, it overwrites the cache of other
+    requests, and their answers are wrong without an error. A node that only does not answer is not off.
+
+    NODE must be gone from the cluster, or have the taint node.kubernetes.io/out-of-service. The progress is on stderr.
+    """
+    if re.fullmatch(NODE_PATTERN, node) is None:
+        raise click.UsageError(NODE_RULE)
+    namespace = _namespace(access)
+    if not yes:
+        _confirm(node, namespace)
+    _run(access, namespace, OperationType.FENCE, node, output, wait=wait)

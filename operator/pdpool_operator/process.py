@@ -19,6 +19,7 @@ from .api.pools import POOL_KINDS
 from .build.settings import BuildSettings
 from .controller.fences import Fencer
 from .controller.judge import Judge
+from .controller.node_fences import NodeFences
 from .controller.operations import Operations
 from .controller.reconcile import Controller
 from .controller.repairs import Repairer
@@ -28,6 +29,7 @@ from .observe.cluster import OPERATIONS, POOL_RESOURCES, SERVICES_PD, Cluster
 from .observe.http import session
 from .observe.keys import Bindings, Key, keys_of
 from .observe.lives import Lives
+from .observe.pod_nodes import PodNodes
 from .observe.router_outcomes import RouterOutcomes
 from .observe.routers import RouterClient
 from .observe.sampler import CONCURRENCY, Look, Sampler
@@ -121,6 +123,7 @@ class Operator:
         )
         self.router_outcomes = RouterOutcomes(clients.pods, now=_now, on_sample=self.judge.on_router)
         self.lives = Lives()
+        self.pod_nodes = PodNodes()
         self.keys = Keys(config.seeds, config.key_epoch)
         self.settings = BuildSettings(
             engine_image=config.engine_image,
@@ -145,6 +148,7 @@ class Operator:
         self.served = ServedFields(self.api, self.metrics.report_missing_fields)
         routers = RouterClient(clients.control, write_budget=self.elector.write_budget_s)
         recorder = Recorder(self.api, config.identity, _now)
+        operations = Operations(self.api, engines, self.served, recorder, self.metrics, _now)
         self.controller = Controller(
             api=self.api,
             cluster=Cluster(
@@ -163,7 +167,8 @@ class Operator:
             judge=self.judge,
             fencer=fencer,
             repairs=Repairer(self.api, engines, self.bindings, self.served),
-            operations=Operations(self.api, engines, self.served, recorder, self.metrics, _now),
+            operations=operations,
+            node_fences=NodeFences(reads, self.api, self.sampler, self.pod_nodes, fencer, operations, _now),
             bindings=self.bindings,
             reporter=Reporter(self.api, self.served, recorder, self.metrics, _now),
             metrics=self.metrics,
@@ -262,7 +267,10 @@ class Operator:
                 log.warning("the history of pods is not available: %s", error)
                 return
             else:
-                added = sum(self.lives.note(pod) for some in states for pod in some)
+                pods = [pod for some in states for pod in some]
+                added = sum(map(self.lives.note, pods))
+                for pod in pods:
+                    self.pod_nodes.note(pod)
                 log.info("read the history of pods: %d ended containers", added)
                 return
 
@@ -323,6 +331,7 @@ class Operator:
     def _nudge(self, body: Any) -> None:  # noqa: ANN401 - kopf's body: a mapping
         if body.get("kind") == PODS.kind:
             self.lives.note(body)
+            self.pod_nodes.note(body)
         for key in keys_of(body, self.bindings):
             self.queue.add(key)
 

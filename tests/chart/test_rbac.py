@@ -33,6 +33,20 @@ def test_table_is_granted_in_just_the_watched_namespaces(render: Render) -> None
     assert [role["rules"] for role in cluster_wide] == ([TABLE["cluster"]] if TABLE["cluster"] else [])
 
 
+def test_nodes_may_be_read_one_by_one_and_nothing_else_is_granted_cluster_wide() -> None:
+    assert TABLE["cluster"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
+
+
+@pytest.mark.parametrize("values", SCOPES)
+@pytest.mark.parametrize("rbac", [{"nodes": False}, {"watchOnly": True}])
+def test_nodes_are_not_granted_where_no_fence_needs_them(
+    render: Render, values: dict[str, Any], rbac: dict[str, bool]
+) -> None:
+    rendered = render(values | {"rbac": rbac})
+    for role in rendered.all("Role") + rendered.all("ClusterRole"):
+        assert all("nodes" not in rule["resources"] for rule in role["rules"])
+
+
 @pytest.mark.parametrize("values", SCOPES)
 def test_every_role_is_bound_to_the_operator_s_account_alone(render: Render, values: dict[str, Any]) -> None:
     rendered = render(values)

@@ -49,8 +49,10 @@ class ExternalMetrics:
     async def handle(self, request: web.Request) -> web.Response:
         """Answer discovery, which has no metric in its path, or one request of an autoscaler."""
         if "metric" not in request.match_info:
-            kind = {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": f"{GROUP}/{VERSION}"}
-            return web.json_response(kind | {"resources": []})
+            group = f"{GROUP}/{VERSION}"
+            return web.json_response(
+                {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group, "resources": []}
+            )
         name = request.match_info["metric"]
         pairs = (pair.split("=", 1) for pair in request.query["labelSelector"].split(","))
         labels = dict(pairs)
@@ -59,8 +61,14 @@ class ExternalMetrics:
             self.empty[name] = self.empty.get(name, 0) + 1
         stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         item = {"metricName": name, "metricLabels": labels, "timestamp": stamp, "value": f"{(value or 0) * 1000:.0f}m"}
-        kind = {"kind": "ExternalMetricValueList", "apiVersion": f"{GROUP}/{VERSION}", "metadata": {}}
-        return web.json_response(kind | {"items": [] if value is None else [item]})
+        return web.json_response(
+            {
+                "kind": "ExternalMetricValueList",
+                "apiVersion": f"{GROUP}/{VERSION}",
+                "metadata": {},
+                "items": [] if value is None else [item],
+            }
+        )
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT, Role
 from pdpool_operator.observe.http import session
 from pdpool_operator.observe.model import RankSample
 from pdpool_operator.observe.sampler import Sampler, Target
-from pdpool_operator.plan.model import Fence, Purge
+from pdpool_operator.plan.model import ContainerEnded, Fence, NodeOff, Purge
 from pdpool_operator.runtime import engines
 from pdpool_operator.runtime.engines import Engines
 from pdpool_operator.runtime.keys import Keys
@@ -66,8 +66,9 @@ async def test_engine_is_read_without_its_connectors_endpoint(http: aiohttp.Clie
 
 @pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("proof", [ContainerEnded("pod-2", "containerd://c1"), NodeOff("gpu-17", "PoolOperation x")])
 async def test_each_rank_takes_the_signed_word_on_a_lost_peer(
-    http: aiohttp.ClientSession, rank: int, monkeypatch: pytest.MonkeyPatch
+    http: aiohttp.ClientSession, rank: int, proof: ContainerEnded | NodeOff, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "TIMEOUT_S", 60.0)
     fence = Fence(
@@ -77,8 +78,7 @@ async def test_each_rank_takes_the_signed_word_on_a_lost_peer(
         rank=rank,
         incarnation="d" * 32,
         peer="chat-prefill-0-0",
-        peer_uid="pod-2",
-        container_id="containerd://c1",
+        proof=proof,
         key_epoch=1,
     )
     told = await Engines(http, KEYS, "operator x").fence(fence)

@@ -75,6 +75,7 @@ REASONS: Mapping[str, Mapping[Reason, str]] = {
         Reason.WAITING: "An operation has not begun, or waits for something. The message names it.",
         Reason.RESTARTING: "An operation replaces the pod of an instance.",
         Reason.PURGING: "An operation ends old hand-offs of an instance.",
+        Reason.FENCING: "An operation has engines release the memory that they hold for a node that is off.",
         Reason.ADOPTING: "Objects of pdpool that had lost their owner get it back.",
         Reason.DELETING: "The object is being deleted.",
     },
@@ -91,6 +92,10 @@ REASONS: Mapping[str, Mapping[Reason, str]] = {
         Reason.INSTANCE_TAKEN: "Another operation acts on the instance, or keeps it out of the rotation.",
         Reason.NO_ROUTER: "No router of pdpool's sends requests to the instance, so it cannot be drained.",
         Reason.PURGE_REFUSED: "The engine does not run pdpool's connector, or the connector has refused the purge.",
+        Reason.FENCE_REFUSED: "A connector refused the proof that a process has ended. Also an event of a pool.",
+        Reason.NODE_IN_SERVICE: "The cluster does not agree that the node is off.",
+        Reason.NODE_UNREADABLE: "The operator may not read Nodes.",
+        Reason.PEERS_UNKNOWN: "Memory is held for pods of which the operator does not know the node.",
         Reason.DEADLINE_PASSED: "The operation did not end within `deadlineSeconds`.",
     },
     "Hand-off queues": {
@@ -124,7 +129,6 @@ REASONS: Mapping[str, Mapping[Reason, str]] = {
     },
     "Events only": {
         Reason.FENCED_PEER: "The operator proved to an engine that a peer has ended.",
-        Reason.FENCE_REFUSED: "An engine refused such a proof.",
         Reason.INSTANCE_CREATED: "The operator created instances.",
         Reason.INSTANCE_REPLACED: "The operator deleted a pod, so that it starts anew.",
         Reason.INSTANCE_DELETED: "The operator removed an instance.",

@@ -81,6 +81,7 @@ SERVICE_COLUMNS = [
 OPERATION_COLUMNS = [
     _column("Type", ".spec.type"),
     _column("Instance", ".spec.instance"),
+    _column("Node", ".spec.node"),
     _column("Phase", ".status.phase", description="How far the operation is."),
     _column("Message", ".status.message", description="What it waits for, or how it ended."),
     AGE_COLUMN,

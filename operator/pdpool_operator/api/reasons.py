@@ -61,6 +61,7 @@ class Reason(StrEnum):
     WAITING = "Waiting"
     RESTARTING = "Restarting"
     PURGING = "Purging"
+    FENCING = "Fencing"
 
     # Good.
     SERVING = "Serving"
@@ -75,6 +76,10 @@ class Reason(StrEnum):
     INSTANCE_TAKEN = "InstanceTaken"
     NO_ROUTER = "NoRouter"
     PURGE_REFUSED = "PurgeRefused"
+    FENCE_REFUSED = "FenceRefused"
+    NODE_IN_SERVICE = "NodeInService"
+    NODE_UNREADABLE = "NodeUnreadable"
+    PEERS_UNKNOWN = "PeersUnknown"
     DEADLINE_PASSED = "DeadlinePassed"
 
     # Hand-off queues: the worst verdict of a pool.
@@ -106,7 +111,6 @@ class Reason(StrEnum):
 
     # For events only: actions and observations.
     FENCED_PEER = "FencedPeer"
-    FENCE_REFUSED = "FenceRefused"
     INSTANCE_CREATED = "InstanceCreated"
     INSTANCE_REPLACED = "InstanceReplaced"
     INSTANCE_DELETED = "InstanceDeleted"

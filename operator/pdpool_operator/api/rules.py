@@ -102,6 +102,16 @@ OPERATION_RULES = (
         "olderThanSeconds is only for type Purge",
         lambda s: s.type == "Purge" or s.older_than_seconds is None,
     ),
+    Rule(
+        "(self.type == 'Fence') == has(self.node)",
+        "node is required for type Fence, and only allowed there",
+        lambda s: (s.type == "Fence") == (s.node is not None),
+    ),
+    Rule(
+        "(self.type != 'Fence') == has(self.instance)",
+        "instance is required for Drain, Restart and Purge, and only allowed there",
+        lambda s: (s.type != "Fence") == (s.instance is not None),
+    ),
 )
 
 KEEPS_ITS_KIND = {

@@ -55,7 +55,7 @@ class Fencer:
         self._pools = {key: self._decide(key, pool, looks) for key, pool in pools.items()}
         self._forget(looks)
         return [
-            key for key, mine in self._pools.items() if mine.lasting != mine.shown or any(map(self._due, mine.fences))
+            key for key, mine in self._pools.items() if mine.lasting != mine.shown or any(map(self.due, mine.fences))
         ]
 
     def take(self, key: Key, pool: ObservedPool) -> Fencing:
@@ -67,17 +67,26 @@ class Fencer:
         if mine is None or mine.uid != pool.pool.metadata.uid:
             mine = self._pools[key] = self._decide(key, pool, self._sampler.looks())
         mine.shown = mine.lasting
-        return Fencing(tuple(filter(self._due, mine.fences)), mine.lasting)
+        return Fencing(tuple(filter(self.due, mine.fences)), mine.lasting)
+
+    def due(self, fence: Fence) -> bool:
+        """Whether a fence was never sent, or so long ago that it is sent again."""
+        given = self._given.get(fence.whom)
+        return given is None or self._now() - given.at >= given.wait
 
     async def give(self, fences: Sequence[Fence]) -> tuple[Event, ...]:
         """Send all fences; return the events that describe the results."""
+        return tuple(event for one in await self.send(fences) if (event := _event(one)) is not None)
+
+    async def send(self, fences: Sequence[Fence]) -> Sequence[Told]:
+        """Send all fences; return the results."""
         told = await asyncio.gather(*(self._engines.fence(fence) for fence in fences))
         for one in told:
             self._count(one.outcome)
-            whom = _whom(one.fence)
+            whom = one.fence.whom
             wait = min(2 * self._given[whom].wait, AT_LATEST) if whom in self._given else AGAIN
             self._given[whom] = _Given(self._now(), wait)
-        return tuple(event for one in told if (event := _event(one)) is not None)
+        return told
 
     def _decide(self, key: Key, pool: ObservedPool, looks: Looks) -> "_Pool":
         fencing = plan_fences(_pods(pool), looks, self._lives.of)
@@ -91,10 +100,6 @@ class Fencer:
             since |= {hold: at for hold, at in before.since.items() if hold in since}
         lasting = tuple(one for one in fencing.unproven if now - since[_hold(one)] >= PATIENCE)
         return _Pool(uid, fencing.fences, since, lasting, before.shown if before is not None else ())
-
-    def _due(self, fence: Fence) -> bool:
-        given = self._given.get(_whom(fence))
-        return given is None or self._now() - given.at >= given.wait
 
     def _forget(self, looks: Looks) -> None:
         """Forget fences for memory that is no longer held."""
@@ -144,15 +149,11 @@ def _hold(one: Unproven) -> Hold:
     return one.holder, one.rank, one.hold.incarnation
 
 
-def _whom(fence: Fence) -> Whom:
-    return fence.pod_uid, fence.rank, fence.incarnation
-
-
 def _event(told: Told) -> Event | None:
     fence = told.fence
     what = f"{fence.pod} rank {fence.rank}: process {fence.incarnation[:8]} of {fence.peer} has ended"
     if told.outcome == "given":
-        message = f"{what} (container {fence.container_id}), the memory held for it may be reused"
+        message = f"{what} ({fence.proof}), the memory held for it may be reused"
         return Event(EventType.NORMAL, Reason.FENCED_PEER, message)
     if told.outcome == "refused":
         return Event(

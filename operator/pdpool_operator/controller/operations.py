@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
-from ..api.operations import PoolOperation
+from ..api.operations import OperationType, PoolOperation
 from ..diagnose.model import Diagnosis
 from ..observe.cluster import OPERATIONS
 from ..observe.model import ObservedPool
 from ..plan.model import Purged
-from ..plan.operation import OperationPlan, Side, Step, plan_operations
+from ..plan.operation import OperationPlan, Side, plan_operations
+from ..plan.operation_step import Step
 from ..runtime.api import PODS, Api
 from ..runtime.engines import Engines
 from ..runtime.metrics import Metrics
@@ -64,7 +65,7 @@ class Operations:
             NotLeaderError: another operator may be the leader.
         """
         for step in plan.steps:
-            await self._write(step)
+            await self.write(step)
             if (pod := step.delete) is not None:
                 await self._api.delete(PODS, namespace, pod.name, pod.uid, pod.grace_period_s)
             if step.purges:
@@ -75,10 +76,16 @@ class Operations:
     def _answers(self) -> dict[str, tuple[Purged, ...]]:
         return {uid: tuple(last.values()) for uid, last in self._purged.items()}
 
-    async def _write(self, step: Step) -> None:
+    async def write(self, step: Step) -> None:
+        """Write the status of one operation if it has changed, and its event.
+
+        Raises:
+            ApiError: a call failed.
+            NotLeaderError: another operator may be the leader.
+        """
         meta, before = step.operation.metadata, step.operation.status
         written = self._written.get(meta.uid)
-        due = step.changes_phase or written is None or self._now() - written >= MESSAGE_EVERY
+        due = step.must_be_stored or written is None or self._now() - written >= MESSAGE_EVERY
         if before == step.status or not due:
             return
         body: dict[str, Any] = {"metadata": {"name": meta.name, "namespace": meta.namespace, "uid": meta.uid}}
@@ -96,5 +103,7 @@ class Operations:
 
     def _count_end(self, step: Step) -> None:
         one = step.operation
-        labels = (one.metadata.namespace, one.pool_name, str(one.pool_kind.role), one.spec.type.lower())
-        self._metrics.operations.labels(*labels, step.status.phase.lower()).inc()
+        on_node = one.spec.type is OperationType.FENCE
+        pool, role = ("", "") if on_node else (one.pool_name, str(one.pool_kind.role))
+        labels = (one.metadata.namespace, pool, role, one.spec.type.lower(), step.status.phase.lower())
+        self._metrics.operations.labels(*labels).inc()

@@ -14,6 +14,7 @@ from typing import Any
 from ..api.base import SpecInvalid
 from ..api.key_epochs import KeyEpochs
 from ..api.names import Role
+from ..api.operations import PoolOperation
 from ..api.pools import DecodePool, Pool, PrefillPool
 from ..api.reasons import Reason
 from ..api.services import DisaggregatedService, RepairMode
@@ -41,6 +42,7 @@ from ..status.transition import Status
 from .apply import Outcome, carry_out
 from .fences import Fencer
 from .judge import Judge
+from .node_fences import NodeFences
 from .operations import Operations
 from .repairs import Repairer
 from .reporter import Reporter
@@ -84,6 +86,7 @@ class Controller:
     fencer: Fencer
     repairs: Repairer
     operations: Operations
+    node_fences: NodeFences
     bindings: Bindings
     reporter: Reporter
     metrics: Metrics
@@ -101,7 +104,9 @@ class Controller:
     async def reconcile(self, key: Key) -> Result:
         """Bring one object closer to its desired state."""
         try:
-            if key.kind == DisaggregatedService.kind:
+            if key.kind == PoolOperation.kind:
+                result = await self.node_fences.reconcile(key)
+            elif key.kind == DisaggregatedService.kind:
                 result = await self.reconcile_service(key)
             else:
                 result = await self.reconcile_pool(key, KINDS[key.kind])

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from ..api import names
 from ..api.base import Metadata, SpecInvalid
 from ..api.key_epochs import KeyEpochs, next_epochs
-from ..api.operations import PoolOperation
+from ..api.operations import OperationType, PoolOperation
 from ..api.pools import DecodePool, Pool, PrefillPool
 from ..api.services import DisaggregatedService, RepairMode, RepairSpec
 from ..engines import engine_of
@@ -150,6 +150,8 @@ class Cluster:
                 operation = PoolOperation.parse(body)
             except SpecInvalid as invalid:  # the CRD of another version let it in
                 log.warning("PoolOperation %s/%s is left alone: %s", namespace, body["metadata"]["name"], invalid)
+                continue
+            if operation.spec.type is OperationType.FENCE:
                 continue
             if (operation.pool_kind, operation.pool_name) == (kind, name):
                 found.append(operation)

@@ -85,8 +85,14 @@ def keys_of(body: Mapping[str, Any], bindings: Bindings) -> Iterable[Key]:
 
 
 def _of_operation(body: Mapping[str, Any], bindings: Bindings) -> Iterable[Key]:
-    """Return the pool whose instance an operation names, and the services of the pool: the rotation may change."""
-    target = names.parse_instance(str((body.get("spec") or {}).get("instance", "")))
+    """Return the pool whose instance an operation names, and the services of the pool: the rotation may change.
+
+    An operation on a node is itself reconciled.
+    """
+    spec = body.get("spec") or {}
+    if spec.get("node"):
+        return {Key(PoolOperation.kind, body["metadata"]["namespace"], body["metadata"]["name"])}
+    target = names.parse_instance(str(spec.get("instance", "")))
     if target is None:
         return ()
     pool, role, _ = target

@@ -16,6 +16,8 @@ from ..api.services import DisaggregatedService, RepairMode, RepairSpec
 from ..engines.answers import Counters as Counters
 from ..engines.answers import EngineSample as EngineSample
 
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+"""Kubernetes' taint of a node that a person, or the cloud, declares switched off."""
 CRASH_LOOP = "CrashLoopBackOff"
 """Kubernetes' reason for a container that waits for a restart."""
 
@@ -199,6 +201,47 @@ class ObservedPod:
     """Message of the condition PodScheduled while it is False."""
     warnings: tuple[str, ...] = ()
     """Messages of Warning events about a pod that is not Ready (FailedMount, …): newest first, at most five."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedNode:
+    """What the API server says of a node, and when it was asked."""
+
+    name: str
+    asked_at: datetime
+    """Time of the request. Later changes are not in it."""
+    exists: bool = True
+    ready: str = ""
+    """Status of the condition Ready: `True` or `False` as the kubelet reports, `Unknown` while it does not report."""
+    out_of_service: bool = False
+    """It has the taint `node.kubernetes.io/out-of-service`."""
+    forbidden: bool = False
+    """The operator may not read Nodes, so nothing else is known."""
+
+    @property
+    def off(self) -> str:
+        """Why the node counts as off. Empty if it does not."""
+        if self.forbidden:
+            return ""
+        if not self.exists:
+            return f"There is no Node {self.name}"
+        silent = self.out_of_service and self.ready == "Unknown"
+        return f"The Node {self.name} is out of service, and its kubelet is silent" if silent else ""
+
+    @property
+    def in_service(self) -> str:
+        """Why it does not count as off. Empty if it does, or if nothing is known."""
+        if self.off or self.forbidden:
+            return ""
+        if self.ready != "Unknown":
+            return (
+                f"The kubelet of the Node {self.name} reports (Ready is {self.ready or 'absent'}), so the node is not "
+                "off. The API server shows this for up to a minute after a node is switched off"
+            )
+        return (
+            f"The Node {self.name} lacks the taint {OUT_OF_SERVICE}. Once the node is switched off, run: "
+            f"kubectl taint nodes {self.name} {OUT_OF_SERVICE}=nodeshutdown:NoExecute"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,17 @@ from typing import Any
 
 from ..api import names
 from ..api.key_epochs import FIRST_KEYS, KeyEpochs
-from .model import CRASH_LOOP, FieldOwners, ObservedDeployment, ObservedInstance, ObservedObject, ObservedPod, PodLife
+from .model import (
+    CRASH_LOOP,
+    OUT_OF_SERVICE,
+    FieldOwners,
+    ObservedDeployment,
+    ObservedInstance,
+    ObservedNode,
+    ObservedObject,
+    ObservedPod,
+    PodLife,
+)
 
 Object = Mapping[str, Any]
 
@@ -103,6 +113,19 @@ def observed_pod(pod: Object, warnings: tuple[str, ...] = ()) -> ObservedPod:
         last_end=_last_end(waits),
         unschedulable=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
         warnings=warnings,
+    )
+
+
+def observed_node(name: str, node: Object | None, asked_at: datetime) -> ObservedNode:
+    """Parse a Node. None: there is no such Node."""
+    if node is None:
+        return ObservedNode(name, asked_at, exists=False)
+    taints = (node.get("spec") or {}).get("taints") or ()
+    return ObservedNode(
+        name,
+        asked_at,
+        ready=str(condition(node, "Ready").get("status", "")),
+        out_of_service=any(taint.get("key") == OUT_OF_SERVICE for taint in taints),
     )
 
 

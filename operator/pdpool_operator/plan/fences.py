@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ..observe.model import HoldSample, ObservedPod, PodLife, RankSample
-from .model import Fence
+from .model import ContainerEnded, Fence
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,7 @@ def plan_fences(
                     rank=rank,
                     incarnation=hold.incarnation,
                     peer=life.name,
-                    peer_uid=hold.pod_uid,
-                    container_id=life.container_id,
+                    proof=ContainerEnded(hold.pod_uid, life.container_id),
                     key_epoch=holder.keys.newest,
                 )
             )

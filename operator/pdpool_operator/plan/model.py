@@ -111,6 +111,29 @@ class WorkerChange:
 
 
 @dataclass(frozen=True, slots=True)
+class ContainerEnded:
+    """Proof: the kubelet reported that this run of a container is terminated."""
+
+    pod_uid: str
+    container_id: str
+
+    def __str__(self) -> str:
+        return f"container {self.container_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOff:
+    """Proof: the node is switched off or erased."""
+
+    node: str
+    declared_by: str
+    """1 to 256 characters."""
+
+    def __str__(self) -> str:
+        return f"node {self.node}, declared off by {self.declared_by}"
+
+
+@dataclass(frozen=True, slots=True)
 class Fence:
     """Send one rank of an engine the proof that a process has ended, so that it may reuse the memory held for it."""
 
@@ -122,11 +145,14 @@ class Fence:
     """The process that has ended."""
     peer: str
     """Name of the ended process's pod."""
-    peer_uid: str
-    container_id: str
-    """The run of a container whose end is the proof."""
+    proof: ContainerEnded | NodeOff
     key_epoch: int
     """Epoch of the operator's key that the engine trusts."""
+
+    @property
+    def whom(self) -> tuple[str, int, str]:
+        """UID of the holder's pod, rank, and incarnation of the peer: one hold."""
+        return self.pod_uid, self.rank, self.incarnation
 
 
 @dataclass(frozen=True, slots=True)

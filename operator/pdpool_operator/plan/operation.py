@@ -1,5 +1,7 @@
 """Decides the next step of each `PoolOperation` on the instances of one pool. Pure, and total.
 
+`node_fence` does that for operations on a node.
+
     Pending      Nothing is done. A gate is closed, and the message names it.
 
     Draining     The instance is out of the rotation, and its requests end.
@@ -45,22 +47,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from ..api.base import Condition, ConditionStatus
 from ..api.operations import OperationPhase, OperationStatus, OperationType, PoolOperation
-from ..api.reasons import ConditionType, Reason
+from ..api.reasons import Reason
 from ..engines import engine_of
 from ..observe.model import ObservedInstance, ObservedPool
 from .drain import GIVEN_UP_GRACE_S, deadline, work_left
-from .model import Delete, DrainReason, Event, EventType, Purge, Purged
+from .model import Delete, DrainReason, Purged
+from .operation_step import POLL_S, SHOWN, Outcome, Step, changes_of, event_of, failed, late
 from .purge import PurgeOrder, purge_progress
 
-MAX_MESSAGE = 1000
-POLL_S = 1.0
-"""How often an operation under way is looked at: queues change without an event in the cluster."""
 WAIT_POLL_S = 5.0
-"""The same for one that waits. Most gates open with an event, but verdicts and deadlines do not."""
-SHOWN = 5
-"""Instances that a message lists."""
+"""How often an operation is looked at that waits. Most gates open with an event, but verdicts and deadlines do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,25 +77,6 @@ class Side:
         """The pool's instances that are not being deleted, by name."""
         uid = self.observed.pool.metadata.uid
         return {i.name: i for i in self.observed.instances if i.belongs_to(uid) and not i.deleting}
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What becomes of one operation."""
-
-    operation: PoolOperation
-    status: OperationStatus
-    delete: Delete | None = None
-    """The deed whose intent was read from the status."""
-    purges: tuple[Purge, ...] = ()
-    """The same, for each rank that has not done it."""
-    event: Event | None = None
-
-    @property
-    def changes_phase(self) -> bool:
-        """Whether the operation takes a step, beside its message."""
-        before = self.operation.status
-        return before.phase is not self.status.phase or not before.conditions
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,22 +128,6 @@ def _order(operation: PoolOperation) -> tuple[bool, datetime, str]:
     return operation.status.phase is OperationPhase.PENDING, meta.creation_timestamp, meta.name
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """The next phase, with its reason and message."""
-
-    phase: OperationPhase
-    reason: Reason
-    message: str
-    purges: tuple[Purge, ...] = ()
-    ended: int | None = None
-    """Hand-offs that a purge has ended."""
-
-
-def _failed(reason: Reason, message: str) -> _Outcome:
-    return _Outcome(OperationPhase.FAILED, reason, message)
-
-
 class _Planner:
     """One call of the planner."""
 
@@ -193,13 +155,10 @@ class _Planner:
         delete = None
         if before.phase is outcome.phase is OperationPhase.RESTARTING and instance is not None:
             delete = self._deed(operation, instance)
-        event = None
-        if before.phase is not outcome.phase:
-            bad = outcome.phase is OperationPhase.FAILED
-            event = Event(EventType.WARNING if bad else EventType.NORMAL, outcome.reason, outcome.message)
-        return Step(operation, self._status(operation, outcome, instance), delete, outcome.purges, event)
+        status = self._status(operation, outcome, instance)
+        return Step(operation, status, delete, outcome.purges, event=event_of(operation, outcome))
 
-    def _outcome(self, operation: PoolOperation, side: Side, instance: ObservedInstance | None) -> _Outcome:
+    def _outcome(self, operation: PoolOperation, side: Side, instance: ObservedInstance | None) -> Outcome:
         phase = operation.status.phase
         if instance is None:
             return self._without_instance(operation, side)
@@ -207,31 +166,31 @@ class _Planner:
             return self._pending(operation, side, instance)
         if operation.status.instance_uid != instance.uid:
             words = f"{instance.name} was removed before the operation ended, and another one has its name"
-            return _failed(Reason.INSTANCE_NOT_FOUND, words)
+            return failed(Reason.INSTANCE_NOT_FOUND, words)
         if phase is OperationPhase.DRAINING:
             return self._draining(operation, side, instance)
         if phase is OperationPhase.PURGING:
             return self._purging(operation, instance)
         return self._restarting(operation, side, instance)
 
-    def _without_side(self, operation: PoolOperation) -> _Outcome:
+    def _without_side(self, operation: PoolOperation) -> Outcome:
         pool = f"{operation.pool_kind.kind} {operation.pool_name}"
         if not self.unreadable:
             words = f"There is no {pool} in the namespace {operation.metadata.namespace}"
-            return _failed(Reason.POOL_NOT_FOUND, words)
+            return failed(Reason.POOL_NOT_FOUND, words)
         if self.now >= operation.due:
-            return self._late(operation, f"{pool} cannot be read: {self.unreadable}")
-        return _Outcome(operation.status.phase, Reason.WAITING, f"Waits: {pool} cannot be read: {self.unreadable}")
+            return late(operation, f"{pool} cannot be read: {self.unreadable}")
+        return Outcome(operation.status.phase, Reason.WAITING, f"Waits: {pool} cannot be read: {self.unreadable}")
 
-    def _without_instance(self, operation: PoolOperation, side: Side) -> _Outcome:
+    def _without_instance(self, operation: PoolOperation, side: Side) -> Outcome:
         if operation.status.phase is not OperationPhase.PENDING:
-            return _failed(Reason.INSTANCE_NOT_FOUND, f"{operation.instance} was removed before the operation ended")
+            return failed(Reason.INSTANCE_NOT_FOUND, f"{operation.instance} was removed before the operation ended")
         known = sorted(side.instances)
         more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
         has = f"it has {', '.join(known[:SHOWN])}{more}" if known else "it has none"
-        return _failed(Reason.INSTANCE_NOT_FOUND, f"{side} has no instance {operation.instance}; {has}")
+        return failed(Reason.INSTANCE_NOT_FOUND, f"{side} has no instance {operation.instance}; {has}")
 
-    def _pending(self, operation: PoolOperation, side: Side, instance: ObservedInstance) -> _Outcome:
+    def _pending(self, operation: PoolOperation, side: Side, instance: ObservedInstance) -> Outcome:
         if operation.spec.type is OperationType.PURGE:
             return self._before_purge(operation, side, instance)
         refused = self._refused(operation, side, instance)
@@ -239,25 +198,25 @@ class _Planner:
             return refused
         closed = self._closed(operation, side, instance)
         if self.now >= operation.due and not closed:
-            return self._late(operation, "the operator did not run")
+            return late(operation, "the operator did not run")
         if closed:
             return self._waits(operation, closed)
         self.serving.discard(instance.index)
         words = f"{instance.name} leaves the rotation and finishes its requests"
-        return _Outcome(OperationPhase.DRAINING, Reason.DRAINING, words)
+        return Outcome(OperationPhase.DRAINING, Reason.DRAINING, words)
 
-    def _refused(self, operation: PoolOperation, side: Side, instance: ObservedInstance) -> _Outcome | None:
+    def _refused(self, operation: PoolOperation, side: Side, instance: ObservedInstance) -> Outcome | None:
         """Return the outcome of a gate that only a person opens."""
         other = self._holder(operation, instance)
         if other is not None:
             held = f"PoolOperation {other.metadata.name} ({other.spec.type}) has {instance.name}"
-            return _failed(Reason.INSTANCE_TAKEN, f"{held}; delete it, or wait for its end, and create another one")
+            return failed(Reason.INSTANCE_TAKEN, f"{held}; delete it, or wait for its end, and create another one")
         if operation.spec.type is OperationType.DRAIN and not side.observed.routed:
             words = (
                 f"No router of pdpool's sends requests to {side}, so the operator cannot keep them from "
                 f"{instance.name}; take it out of your own gateway"
             )
-            return _failed(Reason.NO_ROUTER, words)
+            return failed(Reason.NO_ROUTER, words)
         return None
 
     def _holder(self, operation: PoolOperation, instance: ObservedInstance) -> PoolOperation | None:
@@ -292,32 +251,32 @@ class _Planner:
             return ""
         return f"{instance.name} stays in the rotation, because no other instance of {side} serves"
 
-    def _draining(self, operation: PoolOperation, side: Side, instance: ObservedInstance) -> _Outcome:
+    def _draining(self, operation: PoolOperation, side: Side, instance: ObservedInstance) -> Outcome:
         status, pod, routed = operation.status, instance.pod, side.observed.routed
         restart = operation.spec.type is OperationType.RESTART
         if restart and (pod is None or pod.terminating or pod.uid != status.pod_uid):
             words = f"The pod of {instance.name} was deleted during the drain"
-            return _Outcome(OperationPhase.RESTARTING, Reason.RESTARTING, words)
+            return Outcome(OperationPhase.RESTARTING, Reason.RESTARTING, words)
         left = "; ".join(work_left(instance, routed=routed))
         if self.now >= operation.due and (left or restart):
             words = f"{instance.name} is not drained: {left}" if left else "its pod was not deleted"
-            return self._late(operation, words)
+            return late(operation, words)
         if last := self._last(side, instance, serves=status.served):
             return self._waits(operation, last)
         if not left and not restart:
             words = f"{instance.name} is drained. It stays out of the rotation until this operation is deleted"
-            return _Outcome(OperationPhase.SUCCEEDED, Reason.SUCCEEDED, words)
+            return Outcome(OperationPhase.SUCCEEDED, Reason.SUCCEEDED, words)
         if not left:
-            return _Outcome(
+            return Outcome(
                 OperationPhase.RESTARTING, Reason.RESTARTING, f"{instance.name} is drained, and its pod is replaced"
             )
         timeout_s = side.observed.pool.spec.drain_timeout_seconds
         if restart and self.now >= deadline(status.started_at or operation.metadata.creation_timestamp, timeout_s):
             words = f"{instance.name} was not drained after {timeout_s} s, and its pod is replaced: {left}"
-            return _Outcome(OperationPhase.RESTARTING, Reason.RESTARTING, words)
-        return _Outcome(OperationPhase.DRAINING, Reason.DRAINING, f"{instance.name} finishes its requests: {left}")
+            return Outcome(OperationPhase.RESTARTING, Reason.RESTARTING, words)
+        return Outcome(OperationPhase.DRAINING, Reason.DRAINING, f"{instance.name} finishes its requests: {left}")
 
-    def _restarting(self, operation: PoolOperation, side: Side, instance: ObservedInstance) -> _Outcome:
+    def _restarting(self, operation: PoolOperation, side: Side, instance: ObservedInstance) -> Outcome:
         status, pod = operation.status, instance.pod
         due = self._deed(operation, instance) is not None
         if due and (last := self._last(side, instance, serves=status.served)):
@@ -327,45 +286,42 @@ class _Planner:
             words = f"{instance.name} runs as another pod, and is back in the rotation"
             if not side.observed.routed:
                 words = f"{instance.name} runs as another pod, which is Ready"
-            return _Outcome(OperationPhase.SUCCEEDED, Reason.SUCCEEDED, words)
+            return Outcome(OperationPhase.SUCCEEDED, Reason.SUCCEEDED, words)
         if self.now >= operation.due:
-            return self._late(operation, waits)
+            return late(operation, waits)
         words = f"The pod of {instance.name} is replaced" if due else f"Waits for {instance.name}: {waits}"
-        return _Outcome(OperationPhase.RESTARTING, Reason.RESTARTING, words)
+        return Outcome(OperationPhase.RESTARTING, Reason.RESTARTING, words)
 
-    def _before_purge(self, operation: PoolOperation, side: Side, instance: ObservedInstance) -> _Outcome:
+    def _before_purge(self, operation: PoolOperation, side: Side, instance: ObservedInstance) -> Outcome:
         if not engine_of(side.observed.pool.spec.engine.type).has_connector(side.observed.pool):
             words = (
                 f"The engines of {side} have a connector of their own (transfer.connector is Native), which cannot end "
                 f"single hand-offs; restart {instance.name} if it does not recover"
             )
-            return _failed(Reason.PURGE_REFUSED, words)
+            return failed(Reason.PURGE_REFUSED, words)
         if self.now >= operation.due:
-            return self._late(operation, "the operator did not run")
+            return late(operation, "the operator did not run")
         words = f"{instance.name} ends its hand-offs that are older than {operation.older_than_s} s"
-        return _Outcome(OperationPhase.PURGING, Reason.PURGING, words)
+        return Outcome(OperationPhase.PURGING, Reason.PURGING, words)
 
-    def _purging(self, operation: PoolOperation, instance: ObservedInstance) -> _Outcome:
+    def _purging(self, operation: PoolOperation, instance: ObservedInstance) -> Outcome:
         meta, started = operation.metadata, operation.status.started_at
         order = PurgeOrder(operation.older_than_s, started or meta.creation_timestamp, f"PoolOperation {meta.name}")
         progress = purge_progress(order, instance, self.purged.get(meta.uid, ()), self.now)
         if progress.refused:
-            return replace(_failed(Reason.PURGE_REFUSED, progress.refused), ended=progress.ended)
+            return replace(failed(Reason.PURGE_REFUSED, progress.refused), ended=progress.ended)
         if not progress.waits:
             words = f"{instance.name} has ended {_handoffs(progress.ended)} older than {operation.older_than_s} s"
-            return _Outcome(OperationPhase.SUCCEEDED, Reason.SUCCEEDED, words, ended=progress.ended)
+            return Outcome(OperationPhase.SUCCEEDED, Reason.SUCCEEDED, words, ended=progress.ended)
         if self.now >= operation.due:
-            return replace(self._late(operation, f"{instance.name}: {progress.waits}"), ended=progress.ended)
+            return replace(late(operation, f"{instance.name}: {progress.waits}"), ended=progress.ended)
         words = f"Waits for {instance.name}: {progress.waits}"
-        return _Outcome(OperationPhase.PURGING, Reason.PURGING, words, progress.send)
+        return Outcome(OperationPhase.PURGING, Reason.PURGING, words, progress.send)
 
-    def _waits(self, operation: PoolOperation, words: str) -> _Outcome:
+    def _waits(self, operation: PoolOperation, words: str) -> Outcome:
         if self.now >= operation.due:
-            return self._late(operation, words)
-        return _Outcome(OperationPhase.PENDING, Reason.WAITING, f"Waits: {words}")
-
-    def _late(self, operation: PoolOperation, words: str) -> _Outcome:
-        return _failed(Reason.DEADLINE_PASSED, f"Not done within {operation.spec.deadline_seconds} s: {words}")
+            return late(operation, words)
+        return Outcome(OperationPhase.PENDING, Reason.WAITING, f"Waits: {words}")
 
     def _deed(self, operation: PoolOperation, instance: ObservedInstance) -> Delete | None:
         """Return the deletion that the status intends, while the pod is still there."""
@@ -375,18 +331,9 @@ class _Planner:
         given_up = self.side is not None and work_left(instance, routed=self.side.observed.routed)
         return Delete("Pod", pod.name, pod.uid, GIVEN_UP_GRACE_S if given_up else None)
 
-    def _status(
-        self, operation: PoolOperation, outcome: _Outcome, instance: ObservedInstance | None
-    ) -> OperationStatus:
+    def _status(self, operation: PoolOperation, outcome: Outcome, instance: ObservedInstance | None) -> OperationStatus:
         before, phase = operation.status, outcome.phase
-        changes: dict[str, object] = {
-            "observed_generation": operation.metadata.generation,
-            "phase": phase,
-            "message": outcome.message[:MAX_MESSAGE],
-            "conditions": _conditions(operation, outcome, self.now),
-        }
-        if phase.finished and before.finished_at is None:
-            changes["finished_at"] = self.now
+        changes = changes_of(operation, outcome, self.now)
         if outcome.ended is not None:
             changes["purged"] = outcome.ended
         if phase is OperationPhase.PENDING:
@@ -420,30 +367,3 @@ def _not_back(instance: ObservedInstance, *, routed: bool) -> str:
     if instance.listed_by is None:
         return "a router did not return its worker list"
     return "" if instance.listed_by else "no router lists it yet"
-
-
-def _conditions(operation: PoolOperation, outcome: _Outcome, now: datetime) -> tuple[Condition, ...]:
-    """Return Ready, and Reconciling or Stalled, as kstatus reads them."""
-    phase = outcome.phase
-    wanted = [(ConditionType.READY, phase is OperationPhase.SUCCEEDED)]
-    if not phase.finished:
-        wanted.append((ConditionType.RECONCILING, True))
-    elif phase is OperationPhase.FAILED:
-        wanted.append((ConditionType.STALLED, True))
-    before = {condition.type: condition for condition in operation.status.conditions}
-    conditions = []
-    for kind, holds in wanted:
-        status = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
-        earlier = before.get(kind)
-        since = earlier.last_transition_time if earlier is not None and earlier.status is status else now
-        conditions.append(
-            Condition(
-                type=kind,
-                status=status,
-                reason=outcome.reason,
-                message=outcome.message[:MAX_MESSAGE],
-                last_transition_time=since,
-                observed_generation=operation.metadata.generation,
-            )
-        )
-    return tuple(conditions)

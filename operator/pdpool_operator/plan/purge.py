@@ -13,17 +13,17 @@ it finds what the first one left. The second bound is for an operator whose cloc
 A pod that was replaced meanwhile is asked as well. It has nothing from before the cut-off.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from ..observe.model import ObservedInstance, ObservedPod, RankSample
+from ..observe.model import ObservedInstance, ObservedPod
 from .model import Purge, Purged
+from .operation_step import shortened
+from .ranks import ranks_of, silence
 
 MAX_REASON = 256
 """Characters that a connector accepts."""
-SHOWN = 5
-"""Ranks that a message lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +69,17 @@ def purge_progress(
     if pod is None:
         return PurgeProgress((), 0, ended, "it has no pod", "")
     last = {one.purge.rank: one for one in answers if one.purge.pod_uid == pod.uid}
-    silent = {rank: _silence(rank, instance, pod) for rank in _ranks(instance)}
+    silent = {rank: silence(rank, pod, instance.ranks) for rank in ranks_of(instance.ranks)}
     left = [rank for rank in silent if rank not in last or last[rank].outcome != "given"]
     age_s = _age_s(order, now)
     send = tuple(_purge(order, pod, rank, age_s) for rank in left if not silent[rank])
     waits = [f"rank {rank} {silent[rank] or _unanswered(last.get(rank))}" for rank in left]
-    more = f", and {len(waits) - SHOWN} more" if len(waits) > SHOWN else ""
     refused = next((one for one in last.values() if one.outcome == "refused"), None)
     return PurgeProgress(
         send=send,
         done=len(silent) - len(left),
         ended=ended,
-        waits="; ".join(waits[:SHOWN]) + more,
+        waits=shortened(waits),
         refused="" if refused is None else f"rank {refused.purge.rank} of {instance.name} refused it: {refused.words}",
     )
 
@@ -99,23 +98,6 @@ def _purge(order: PurgeOrder, pod: ObservedPod, rank: int, age_s: float) -> Purg
         reason=order.reason[:MAX_REASON],
         key_epoch=pod.keys.newest,
     )
-
-
-def _ranks(instance: ObservedInstance) -> Iterator[int]:
-    """Yield all ranks: those that were sampled, and as many as their connectors report; one at least."""
-    reported = (sample.connector.ranks for sample in instance.ranks.values() if sample.connector is not None)
-    yield from range(max(1, len(instance.ranks), *reported))
-
-
-def _silence(rank: int, instance: ObservedInstance, pod: ObservedPod) -> str:
-    """Return why a rank cannot be asked now. Empty if it can."""
-    sample: RankSample | None = instance.ranks.get(rank)
-    if sample is None or pod.ip is None:
-        return "has not been sampled"
-    if sample.connector is None:
-        return f"does not answer ({sample.connector_error})"
-    # The address may belong to another pod by now.
-    return "" if sample.connector.pod_uid == pod.uid else "does not answer (another pod has its address)"
 
 
 def _unanswered(answer: Purged | None) -> str:

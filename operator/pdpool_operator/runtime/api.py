@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Resource:
-    """A namespaced resource of the API."""
+    """A resource of the API."""
 
     group: str
     version: str
@@ -74,6 +74,7 @@ DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
 REPLICA_SETS = Resource("apps", "v1", "replicasets", "ReplicaSet")
 DISRUPTION_BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 NETWORK_POLICIES = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
+NODES = Resource("", "v1", "nodes", "Node")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 EVENTS = Resource("events.k8s.io", "v1", "events", "Event")
 OPENAPI = Resource("", "v3", "openapi", "OpenAPI")
@@ -211,8 +212,8 @@ class Api:
         """Close the connections."""
         await self._client.close()
 
-    async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
-        """Return the object, or None."""
+    async def get(self, resource: Resource, namespace: str | None, name: str) -> Object | None:
+        """Return the object, or None. A Node has no namespace."""
         return await self.read(resource, resource.path(namespace, name))
 
     async def list(

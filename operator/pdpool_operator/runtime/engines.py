@@ -9,7 +9,7 @@ import aiohttp
 
 from ..api.names import admin_url
 from ..observe.http import Unanswered, request
-from ..plan.model import Fence, Purge, Purged
+from ..plan.model import ContainerEnded, Fence, NodeOff, Purge, Purged
 from .api import within_budget
 from .keys import Keys
 
@@ -50,14 +50,19 @@ class Engines:
         Raises:
             NotLeaderError: another operator may be the leader.
         """
-        proof = {
+        body = {"incarnation": fence.incarnation, "proofs": [self._proof(fence.proof)]}
+        outcome, answer = await self._post(fence, "fence", body)
+        return Told(fence, outcome, "" if outcome == "given" else answer)
+
+    def _proof(self, proof: ContainerEnded | NodeOff) -> Mapping[str, str]:
+        if isinstance(proof, NodeOff):
+            return {"kind": "node_out_of_service", "node": proof.node, "declared_by": proof.declared_by}
+        return {
             "kind": "container_terminated",
-            "pod_uid": fence.peer_uid,
-            "container_id": fence.container_id,
+            "pod_uid": proof.pod_uid,
+            "container_id": proof.container_id,
             "seen_by": f"kubelet, reported by {self._who}",
         }
-        outcome, answer = await self._post(fence, "fence", {"incarnation": fence.incarnation, "proofs": [proof]})
-        return Told(fence, outcome, "" if outcome == "given" else answer)
 
     async def purge(self, purge: Purge) -> Purged:
         """Have one rank of an engine end its old hand-offs.

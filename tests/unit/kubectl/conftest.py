@@ -142,7 +142,7 @@ def kubectl(api: FakeApi, tmp_path: Path) -> Kubectl:
         )
     )
 
-    async def run(*words: str) -> Result:
-        return await asyncio.to_thread(CliRunner().invoke, cli, [*words, "--kubeconfig", str(config)])
+    async def run(*words: str, typed: str = "") -> Result:
+        return await asyncio.to_thread(CliRunner().invoke, cli, [*words, "--kubeconfig", str(config)], input=typed)
 
     return run

@@ -1,4 +1,4 @@
-"""`drain`, `restart` and `purge` against a fake API server, where the test takes the place of the operator."""
+"""`drain`, `restart`, `purge` and `fence` against a fake API server, where the test takes the place of the operator."""
 
 import json
 from functools import partial
@@ -155,3 +155,43 @@ async def test_operation_that_no_operator_ends_is_given_up_after_its_deadline(ap
     result = await kubectl("restart", "chat-decode-0")
     assert result.exit_code == 3
     assert "does an operator run?" in result.stderr
+
+
+ANSWERS = [
+    pytest.param((), "gpu-17\n", id="typed"),
+    pytest.param(("--yes",), "", id="script"),
+]
+
+
+@pytest.mark.parametrize(("options", "typed"), ANSWERS)
+async def test_fence_declares_the_node_off(api: FakeApi, kubectl: Kubectl, options: tuple[str, ...], typed: str):
+    operator(api, ("Fencing", "Waits for chat-decode-0-0"), ("Succeeded", "No engine in llm holds memory"))
+    result = await kubectl("fence", "gpu-17", "-o", "json", *options, typed=typed)
+    assert result.exit_code == 0, result.output
+    assert created(api)["spec"] == {"type": "Fence", "node": "gpu-17"}
+    facts = json.loads(result.stdout)
+    assert (facts["type"], facts["node"], facts["phase"]) == ("Fence", "gpu-17", "Succeeded")
+    assert result.stderr.endswith("\nFencing: Waits for chat-decode-0-0\n")
+    assert ("CORRUPTS that memory" in result.stderr) == (not options)
+
+
+@pytest.mark.parametrize("typed", ["", "y\n", "gpu-71\n", "\n"])
+async def test_fence_without_the_name_typed_creates_nothing(api: FakeApi, kubectl: Kubectl, typed: str):
+    result = await kubectl("fence", "gpu-17", typed=typed)
+    assert result.exit_code == 1, result.output
+    assert "nothing was created" in result.stderr
+    assert not api.calls
+
+
+@pytest.mark.parametrize("words", [("GPU_17", "--yes"), ("gpu-17", "--yes", "-A"), ("--yes",)])
+async def test_fence_with_a_bad_argument_creates_nothing(api: FakeApi, kubectl: Kubectl, words: tuple[str, ...]):
+    result = await kubectl("fence", *words)
+    assert result.exit_code == 2, result.output
+    assert not api.calls
+
+
+async def test_failed_fence_is_exit_code_1(api: FakeApi, kubectl: Kubectl):
+    operator(api, ("Failed", "The kubelet of the Node gpu-17 reports"))
+    result = await kubectl("fence", "gpu-17", "--yes")
+    assert result.exit_code == 1
+    assert result.stdout == "Failed: The kubelet of the Node gpu-17 reports\n"

@@ -17,6 +17,7 @@ PASSES = {
     Reason.WAITING,
     Reason.RESTARTING,
     Reason.PURGING,
+    Reason.FENCING,
     Reason.ADOPTING,
     Reason.DELETING,
     Reason.NO_INSTANCES,

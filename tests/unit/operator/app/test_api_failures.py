@@ -59,6 +59,7 @@ class World:
             operations=Operations(
                 cast("Any", self), cast("Any", None), cast("Any", None), cast("Any", self), self.metrics, lambda: T0
             ),
+            node_fences=cast("Any", None),
             bindings=Bindings(),
             reporter=Reporter(cast("Any", self), served, cast("Any", self), self.metrics, lambda: T0),
             engine_settings=lambda _: SETTINGS,

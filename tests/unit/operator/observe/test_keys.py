@@ -43,6 +43,11 @@ def test_what_belongs_to_a_router_concerns_its_service(bindings):
         assert set(keys_of(body(kind, "svc-router", labels), bindings)) == {SERVICE}
 
 
+def test_operation_on_a_node_is_itself_reconciled(bindings):
+    fence = body("PoolOperation", "x") | {"spec": {"type": "Fence", "node": "gpu-17"}}
+    assert set(keys_of(fence, bindings)) == {Key("PoolOperation", "llm", "x")}
+
+
 def test_what_is_not_ours_concerns_nobody(bindings):
     for labels in (None, {}, {"pdpool.dev/role": "prefill"}, {"pdpool.dev/role": "king", "pdpool.dev/pool": "p"}):
         assert not list(keys_of(body("Pod", "x", labels), bindings))

@@ -5,6 +5,7 @@ from datetime import datetime
 
 from pdpool_operator.observe.model import ConnectorSample, HoldSample, ObservedPod, PodLife, RankSample
 from pdpool_operator.plan.fences import Fencing, plan_fences
+from pdpool_operator.plan.model import ContainerEnded
 
 from tests.unit.operator.plan.makers import T0, make_pod, make_sample, seconds
 
@@ -39,11 +40,11 @@ def test_a_pod_whose_engine_container_has_ended_for_good_is_fenced_whether_it_is
     for gone in (False, True):
         (fence,) = fencing(life=OVER, gone=gone).fences
         assert (fence.pod_uid, fence.rank, fence.incarnation) == (HOLDER.uid, 0, DEAD)
-        assert (fence.peer_uid, fence.container_id) == (PEER.uid, "containerd://c1")
+        assert fence.proof == ContainerEnded(PEER.uid, "containerd://c1")
 
 
 def test_a_container_that_was_started_again_is_fenced_once_the_next_run_was_met():
-    assert fencing(peer=SUCCESSOR, life=RESTARTED).fences[0].container_id == "containerd://c1"
+    assert fencing(peer=SUCCESSOR, life=RESTARTED).fences[0].proof == ContainerEnded(PEER.uid, "containerd://c1")
 
 
 def test_a_run_that_is_met_is_no_proof_without_the_kubelets_word():

@@ -479,6 +479,7 @@ def test_every_condition_reason_is_reached_by_a_state() -> None:
         Reason.WAITING,
         Reason.RESTARTING,
         Reason.PURGING,
+        Reason.FENCING,
         Reason.SUCCEEDED,
     }
     assert set(Reason) - for_events - of_operations == reached()
@@ -516,7 +517,7 @@ def test_every_event_reason_is_reached() -> None:
     seen |= {event.reason for event in plan_pool(orphans, SETTINGS, T0).events}
     pool = make_pool().model_copy(update={"status": shown_pool(one()).status})
     seen |= {event.reason for event in plan_pool(make_observed(pool, one(), objects=()), SETTINGS, T0).events}
-    fences = {Reason.FENCED_PEER, Reason.FENCE_REFUSED}  # test_fencer reaches them over HTTP
+    fences = {Reason.FENCED_PEER}  # test_fencer reaches it over HTTP
     repairs = {Reason.REPAIR_PROPOSED, Reason.REPAIR_DONE, Reason.REPAIR_WITHDRAWN}  # plan/test_repair reaches them
     assert seen | fences | repairs == set(condition_docs.REASONS["Events only"])
 
