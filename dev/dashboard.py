@@ -272,10 +272,15 @@ ROWS: dict[str, tuple[Panel, ...]] = {
 }
 
 
+def filled(query: Query) -> str:
+    """Return an expression with Grafana's variables filled in as for all namespaces."""
+    return query.expr.replace("$namespace", ".*").replace("$__rate_interval", "2m")
+
+
 def queries() -> dict[str, str]:
-    """Return every query by its panel and place, with Grafana's variables filled in as for all namespaces."""
+    """Return every query by its panel and place."""
     return {
-        f"{panel.title} {number}": query.expr.replace("$namespace", ".*").replace("$__rate_interval", "2m")
+        f"{panel.title} {number}": filled(query)
         for panels in ROWS.values()
         for panel in panels
         for number, query in enumerate(panel.queries, 1)

@@ -23,7 +23,7 @@ class Witness:
     def __init__(self, stack: Stack, *, alerts: bool = True) -> None:
         self._stack = stack
         self._earlier = {_version(event) for event in self._events()}
-        self._alerts = _alerts_url(stack) if alerts else ""
+        self._alerts = f"{prometheus_url(stack)}/api/v1/alerts" if alerts else ""
         reads = (self._conditions, self._news, *((self._firing,) if alerts else ()))
         self._watch = Watch("witness", reads, LOOK_S)
         self.first: dict[str, float] = {}
@@ -66,9 +66,10 @@ class Witness:
         return found
 
 
-def _alerts_url(stack: Stack) -> str:
+def prometheus_url(stack: Stack) -> str:
+    """Return the address of the Prometheus of `dev.prometheus`."""
     address = stack.get("service", "prometheus", within=deploy.NAMESPACE)["spec"]["clusterIP"]
-    return f"http://{address}:{PROMETHEUS_PORT}/api/v1/alerts"
+    return f"http://{address}:{PROMETHEUS_PORT}"
 
 
 def _version(event: dict[str, Any]) -> tuple[str, str]:

@@ -17,11 +17,13 @@ from dev.paths import cache_dir
 from dev.prometheus import deploy
 from dev.shell import Clock, run
 from dev.tools.build import BuildError, binary
+from proof.cluster import dashboard
 from proof.cluster.options import session_options
 from proof.cluster.page import write
 from proof.cluster.results import Results, sources_digest
 from proof.cluster.session import exit_on_sigterm, session
 from proof.cluster.stage import Stage, thaw
+from proof.cluster.witness import prometheus_url
 from proof.cluster.words import Expected
 from proof.drills.catalogue import DRILLS
 from proof.drills.play import FAILED, play, shortened
@@ -55,8 +57,13 @@ def pending(drills: Sequence[Scenario], results: Results[Run], times: int) -> li
     ]
 
 
-def play_all(drills: Sequence[Scenario], results: Results[Run], times: int, end: float) -> None:
-    """Play what is pending until all is done or `end`, a time of the monotonic clock, would be passed."""
+def play_all(
+    drills: Sequence[Scenario], results: Results[Run], times: int, end: float, picture: Path | None = None
+) -> None:
+    """Play what is pending until all is done or `end`, a time of the monotonic clock, would be passed.
+
+    `picture`: the file for what the dashboard then shows of this time.
+    """
     clock = Clock("drills")
     todo = pending(drills, results, times)
     if not todo:
@@ -66,6 +73,7 @@ def play_all(drills: Sequence[Scenario], results: Results[Run], times: int, end:
         try:
             deploy.deploy(stack.kubectl, IMAGES["prometheus"].tag, IMAGES["operator"].tag)
             expected = right_answers()
+            began = time.time()
             while todo:
                 scenario, number = todo.pop(0)
                 if time.monotonic() + scenario.lasts_s + AROUND_S > end:
@@ -77,6 +85,8 @@ def play_all(drills: Sequence[Scenario], results: Results[Run], times: int, end:
                 results.add(done)
                 for line in lines(scenario, done):
                     clock.say(line)
+            if picture:
+                dashboard.draw(dashboard.read(prometheus_url(stack), began, time.time()), began, picture)
         finally:
             thaw(state)  # kubectl needs the API server
             kinds = "clusterrole,clusterrolebinding"
@@ -85,6 +95,9 @@ def play_all(drills: Sequence[Scenario], results: Results[Run], times: int, end:
 
 @click.command(help=__doc__)
 @session_options("drill", [one.name for one in DRILLS], TIMES)
+@click.option(
+    "--dashboard", "picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw the dashboard here."
+)
 def main(
     times: int,
     only: tuple[str, ...],
@@ -93,6 +106,7 @@ def main(
     results: Path | None,
     docs: Path | None,
     listing: bool,
+    picture: Path | None,
 ) -> None:
     """Play drills, print the last line."""
     if listing:
@@ -108,7 +122,7 @@ def main(
         click.echo(f"drills: continuing an interrupted session with {len(kept.runs)} runs")
     end = time.monotonic() + minutes * 60 if minutes else float("inf")
     try:
-        play_all(drills, kept, times, end)
+        play_all(drills, kept, times, end, picture)
     except (BuildError, RuntimeError, *FAILED) as error:
         click.echo(f"drills: {shortened(error)}", err=True)
     expected: dict[str, Expected] = {one.name: one.expected for one in drills}
