@@ -20,6 +20,8 @@ from .recording import Answers, Look, kept
 EVERY_S = 3.0
 """As often as the operator samples."""
 CONCURRENCY = 16
+ANSWER_S = 3.0
+"""Longest wait for one answer of a pod. Pods that hang must not stretch a look, because samples of 15 s are too old."""
 
 Object = dict[str, Any]
 
@@ -122,7 +124,10 @@ async def _ask(api: Api, namespace: str, pod: Object, pool: Pool, slots: asyncio
         async with slots:
             try:
                 url = f"{PODS.path(namespace, f'{name}:{port}')}/proxy{path}"
-                return {"body": json.loads(await api.text(PODS, url))}
+                async with asyncio.timeout(ANSWER_S):
+                    return {"body": json.loads(await api.text(PODS, url))}
+            except TimeoutError:
+                return {"error": f"no answer within {ANSWER_S:.0f} s"}
             except (ApiError, ValueError) as error:
                 return {"error": str(error)}
 

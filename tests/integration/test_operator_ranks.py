@@ -1,6 +1,7 @@
 """The operator's half that queries and commands engines, against a real engine of two ranks."""
 
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,20 +17,27 @@ from pdpool_operator.runtime.engines import Engines
 from pdpool_operator.runtime.keys import Keys
 from pdpool_reference.demo.launch import Children
 
+from tests.cluster.stack_fault import FAULT, HANGS
+
 IP = "127.97.0.1"
+HANGS_S = 5.0
+"""An answer that has not come by then counts as one that never comes."""
 KEYS = Keys({1: b"0123456789abcdef0123456789abcdef"})
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[None]:
-    """A decode engine of two ranks, at the ports of a pod."""
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A decode engine of two ranks, at the ports of a pod. Its reports hang while the file exists."""
+    fault = tmp_path_factory.mktemp("fault")
+    (fault / "sitecustomize.py").write_text(FAULT.replace(HANGS, str(fault / "hanging")))
     key: Path = tmp_path_factory.mktemp("keys") / "operator.pem"
     key.write_text(KEYS.public(1))
     extra = ["--host", IP, "--advertise-host", IP, "--port", str(ENGINE_HTTP_PORT), "--admin-port", str(ADMIN_PORT)]
     extra += ["--tp-size", "2", "--kv-pages", "64", "--pod-uid", "pod-1", "--operator-key", str(key)]
-    with Children() as children:
+    with Children() as children, pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYTHONPATH", str(fault), prepend=os.pathsep)
         children.engine("decode", model_path="tiny", extra=extra)
-        yield
+        yield fault / "hanging"
 
 
 @pytest.fixture
@@ -38,8 +46,8 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
         yield client
 
 
-async def look(http: aiohttp.ClientSession) -> list[RankSample]:
-    sampler = Sampler(http, clock=lambda: 0.0, now=lambda: datetime.now(UTC), timeout_s=60.0)
+async def look(http: aiohttp.ClientSession, timeout_s: float = 60.0) -> list[RankSample]:
+    sampler = Sampler(http, clock=lambda: 0.0, now=lambda: datetime.now(UTC), timeout_s=timeout_s)
     return await sampler.sample(Target("llm", "chat", Role.DECODE, 0, "pod-1", IP))
 
 
@@ -52,6 +60,21 @@ async def test_every_rank_answers_for_its_own_memory_and_the_scheduler_for_all(h
     assert {connector.pod_uid for connector in connectors} == {"pod-1"}
     assert [sample.engine_error for sample in samples] == ["", ""]
     assert [sample.engine is None for sample in samples] == [False, True]
+
+
+@pytest.fixture
+def hanging(engine: Path) -> Iterator[None]:
+    """The engine's `/v1/loads` and `/metrics` accept requests and never answer."""
+    engine.touch()
+    yield
+    engine.unlink()
+
+
+@pytest.mark.usefixtures("hanging")
+async def test_connector_answers_while_reports_of_its_engine_hang(http: aiohttp.ClientSession) -> None:
+    samples = await look(http, timeout_s=HANGS_S)
+    assert {(sample.engine, sample.engine_error) for sample in samples} == {(None, "timeout")}
+    assert [sample.connector_error for sample in samples] == ["", ""]
 
 
 @pytest.mark.usefixtures("engine")

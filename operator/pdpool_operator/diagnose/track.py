@@ -173,7 +173,8 @@ def _progress(
     for name, queue in queues.items():
         earlier = before.get(name)
         counter = _counter(earlier, queue, worked=worked)
-        counted_at = at if queue.moved_total is not None else earlier.counted_at if earlier is not None else None
+        kept_at = earlier.counted_at if earlier is not None and counter is not None else None
+        counted_at = at if queue.moved_total is not None else kept_at
         if earlier is not None and queue.reqs > 0 and counter == earlier.moved_total:
             progress[name] = replace(earlier, counted_at=counted_at)
         else:

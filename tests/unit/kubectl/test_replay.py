@@ -1,5 +1,6 @@
 """`record` against a fake cluster, `replay` of what it wrote, and the test that `replay --as-test` writes."""
 
+import asyncio
 import json
 import runpy
 from dataclasses import asdict, replace
@@ -80,6 +81,24 @@ async def recorded(api: FakeApi, kubectl: Kubectl, tmp_path: Path) -> Path:
     assert "refused by policy" in result.stdout
     assert result.exit_code == 1
     return file
+
+
+async def test_engine_that_hangs_does_not_stretch_a_look(api: FakeApi, kubectl: Kubectl, tmp_path: Path) -> None:
+    ended = asyncio.Event()
+
+    async def hang(_: web.Request, call: Call) -> web.StreamResponse | None:
+        if call.path.endswith("/v1/loads"):
+            await ended.wait()
+        return await engines(_, call)
+
+    put_engines(api)
+    api.fault = hang
+    file = tmp_path / "hangs.json"
+    await kubectl("record", str(file), "--seconds", "0")
+    ended.set()
+    (look,) = load(file)
+    assert [one.engine for one in look.answers.values()] == [{"error": "no answer within 3 s"}] * 2
+    assert all("body" in one.connectors[0] for one in look.answers.values())
 
 
 def lasting(file: Path, *beat_ages: float) -> None:

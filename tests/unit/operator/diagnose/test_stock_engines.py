@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from pdpool_operator.api.names import Role
+from pdpool_operator.diagnose.evidence import waits_of
 from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
 from pdpool_operator.diagnose.pools import diagnose
 from pdpool_operator.diagnose.track import PROBE_TOKENS
@@ -202,6 +203,14 @@ class TestMetricsHang:
             one, other = subject(prefill, range(samples), uncounted=range(15, 60)), subject(decode, range(samples))
             (found,) = diagnose([one], [other], stuck_after_s=STUCK_AFTER_S, now=T0 + seconds(3 * (samples - 1)))
             assert found.verdict is verdict, samples
+
+    def test_counter_that_was_lost_while_the_queue_was_empty_does_not_count(self):
+        def prefill(number: int) -> Stock:
+            return Stock("prefill", {BOOTSTRAP: 4 if number > 3 else 0})
+
+        one = subject(prefill, range(6), uncounted=range(2, 9))
+        (wait,) = waits_of(one.tracks[0], T0 + seconds(15))
+        assert (wait.name, wait.counted) == (BOOTSTRAP, False)
 
     def test_gap_in_the_answers_counts_once_the_counter_is_read_again(self):
         prefill, decode = still("prefill", queues={BOOTSTRAP: 4}), working("decode", running=3)
