@@ -136,6 +136,10 @@ def test_intended_purge_ends(answers: dict[str, Any], patients: tuple[Patient, .
     assert words in mine[0].message
 
 
+def test_purge_of_the_only_instance_goes_on():
+    assert advance(progress(), patients=(HANGS,)).purges == (SENT,)
+
+
 def test_purge_waits_for_a_verdict():
     plan = advance(progress(), patients=(make(0, Health.UNKNOWN), make(1)))
     assert (plan.purges, [one.state for one in plan.records]) == ((), [RepairState.INTENDED])
