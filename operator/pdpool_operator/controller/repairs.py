@@ -8,6 +8,7 @@ from typing import Any
 
 from ..api.pools import PoolStatus, RepairRecord
 from ..api.services import RepairMode
+from ..diagnose.evidence import current_connector
 from ..diagnose.model import Diagnosis, Subject, Verdict
 from ..diagnose.outcomes import WINDOW
 from ..observe.cluster import POOL_RESOURCES, Cluster
@@ -124,7 +125,7 @@ def patients(observed: ObservedPool, diagnoses: Iterable[Diagnosis], now: dateti
             health=health(by_index.get(instance.index)),
             serves=instance.index in serve,
             useless=_useless(by_index.get(instance.index), now),
-            waits=_waits(by_index.get(instance.index)),
+            purgeable=_purgeable(by_index.get(instance.index), now),
             node=instance.pod.node,
             avoids_node=instance.avoids_node,
             evidence=by_index[instance.index].message if instance.index in by_index else "",
@@ -145,12 +146,11 @@ def health(diagnosis: Diagnosis | None) -> Health:
     return Health.WELL if diagnosis.verdict.works else Health.UNKNOWN
 
 
-def _waits(diagnosis: Diagnosis | None) -> bool:
-    """Whether hand-offs have waited too long at an instance that is Stuck, and its connector says so.
-
-    Engines without pdpool's connector report no age, so that they are never purged.
-    """
-    return diagnosis is not None and diagnosis.verdict is Verdict.STUCK and diagnosis.waiting_since is not None
+def _purgeable(diagnosis: Diagnosis | None, now: datetime) -> bool:
+    """Whether an instance is Stuck, and a connector of it answers. Engines without pdpool's connector have none."""
+    if diagnosis is None or diagnosis.verdict is not Verdict.STUCK:
+        return False
+    return any(current_connector(track, now) is not None for track in diagnosis.subject.tracks)
 
 
 def _useless(diagnosis: Diagnosis | None, now: datetime) -> bool:

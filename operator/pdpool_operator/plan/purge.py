@@ -43,8 +43,6 @@ class PurgeProgress:
 
     send: tuple[Purge, ...]
     """To the ranks that have not done it, and that answer."""
-    done: int
-    """Ranks that have done it."""
     ended: int
     """Hand-offs that have ended."""
     waits: str
@@ -67,7 +65,7 @@ def purge_progress(
     pod, answers = instance.pod, tuple(answers)
     ended = sum(one.count for one in answers)
     if pod is None:
-        return PurgeProgress((), 0, ended, "it has no pod", "")
+        return PurgeProgress((), ended, "it has no pod", "")
     last = {one.purge.rank: one for one in answers if one.purge.pod_uid == pod.uid}
     silent = {rank: silence(rank, pod, instance.ranks) for rank in ranks_of(instance.ranks)}
     left = [rank for rank in silent if rank not in last or last[rank].outcome != "given"]
@@ -77,7 +75,6 @@ def purge_progress(
     refused = next((one for one in last.values() if one.outcome == "refused"), None)
     return PurgeProgress(
         send=send,
-        done=len(silent) - len(left),
         ended=ended,
         waits=shortened(waits),
         refused="" if refused is None else f"rank {refused.purge.rank} of {instance.name} refused it: {refused.words}",

@@ -10,9 +10,9 @@ the deed, and the deed is made only from a status that was read back:
                                                 ranks, or deletes the pod by its UID.
 
     Intended, deed is done       -> Done        Restart, Replace: the pod is gone. Purge: each rank that answers has
-                                                done it, or at least one within PURGE_WITHIN.
+                                                done it, or PURGE_WITHIN is over, and hand-offs were ended.
 
-    Intended, no longer allowed  -> Withdrawn   Also a purge that no rank has done within PURGE_WITHIN.
+    Intended, no longer allowed  -> Withdrawn   Also a purge that ends nothing. The next repair follows at once.
 
 A replacement is made once the StatefulSet has the node that the new pod avoids. `pool` sees to that while the record
 says so: from its intent, until an hour after the deed.
@@ -41,6 +41,7 @@ GRACE_S = 5
 """Termination grace period: nothing moves in an instance at fault that could be finished."""
 PURGE_WITHIN = timedelta(seconds=15)
 """How long a purge is sent again to ranks that do not answer it."""
+NOTHING_OLD = "none of its hand-offs is old enough"
 MAX_MESSAGE = 1000
 VERB = {RepairAction.PURGE: "purge", RepairAction.RESTART: "restart", RepairAction.REPLACE: "replace"}
 PARTICIPLE = {RepairAction.PURGE: "purged", RepairAction.RESTART: "restarted", RepairAction.REPLACE: "replaced"}
@@ -151,16 +152,15 @@ def _advance_purge(
 ) -> _Advance:
     if patient is None or patient.terminating or progress is None:
         return _withdrawn(record, "its pod has ended", now)
-    if progress.refused:
-        return _withdrawn(record, progress.refused, now)
     why = gates.forbids(record, patient)
-    over = bool(why) or not progress.send or now - record.since > PURGE_WITHIN
-    if over and progress.done:
-        silent = f", but {progress.waits}" if progress.waits else ""
-        words = f"Ended {progress.ended} hand-off{'' if progress.ended == 1 else 's'}{silent}. {record.message}"
-        return _done(record, f"Purged instance {record.index}: {words}", words, now)
+    left = progress.refused or progress.waits
+    over = why or progress.refused or not progress.send or now - record.since > PURGE_WITHIN
+    if over and progress.ended:
+        words = f"Ended {progress.ended} hand-off{'' if progress.ended == 1 else 's'}{f', but {left}' if left else ''}"
+        told = f"Purged instance {record.index}: {words}. {record.message}"
+        return _done(record, told, f"{words}. {record.message}", now)
     if over:
-        return _withdrawn(record, why or progress.waits, now)
+        return _withdrawn(record, why or left or NOTHING_OLD, now)
     return _Advance(record, purges=progress.send if patient.health is Health.AT_FAULT else ())
 
 

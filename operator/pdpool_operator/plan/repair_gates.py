@@ -2,9 +2,10 @@
 
 The rungs, the mildest first. A rung that does not help is followed by the next one:
 
-    Purge     It is Stuck, and hand-offs have waited for stuckAfterSeconds at its connector. They are ended, so that
+    Purge     It is Stuck, and its connector answers. Hand-offs that are older than stuckAfterSeconds are ended, so that
               routers try the requests elsewhere. It disturbs nothing that moves. Each pod is purged at most once an
-              hour. The next rung waits until SETTLES after it.
+              hour. If it has ended any, the next rung waits until SETTLES after it. A hung engine does not report the
+              ages of its queues, so only the purge itself shows whether there are any.
 
     Restart   Its pod is deleted, and Kubernetes creates it again.
 
@@ -100,7 +101,7 @@ class Gates:
         purge = purges.get(patient.pod_uid)
         if purge is not None and (purge.state is RepairState.INTENDED or self._settles(purge)):
             return None
-        if purge is not None or not patient.waits or len(self._purges) >= MAX_PURGES:
+        if purge is not None or not patient.purgeable or len(self._purges) >= MAX_PURGES:
             return self._renewal(patient)
         if any(self._now - at < SETTLES for at in self._purges):
             return None

@@ -34,8 +34,8 @@ class Patient:
     serves: bool
     useless: bool = False
     """It was seen to finish nothing."""
-    waits: bool = False
-    """It is Stuck, and its connector has hand-offs that have waited for stuckAfterSeconds. A purge can end them."""
+    purgeable: bool = False
+    """It is Stuck, and a connector of it answers. A purge can end its old hand-offs."""
     node: str = ""
     """Node of the pod. Empty if it has none yet."""
     avoids_node: str = ""

@@ -222,6 +222,13 @@ async def test_silent_router_counts_only_while_it_is_ready(silent_is_ready: bool
     assert pool.instances[0].listed_by == listed_by
 
 
+async def test_avoided_node_is_read_from_the_stateful_set() -> None:
+    for annotations, node in (({}, ""), ({names.ANNOTATION_AVOID_NODE: "node-b"}, "node-b")):
+        server = Server(("StatefulSet", stateful_set(annotations=annotations)), ("Pod", pod()))
+        (instance,) = (await cluster(server).pool(make_pool())).instances
+        assert instance.avoids_node == node
+
+
 async def test_drain_settles_by_the_clock_of_this_process() -> None:
     began = format_time(T0 - seconds(30))
     sts = stateful_set(annotations={names.ANNOTATION_DRAIN_STARTED: began, names.ANNOTATION_DRAIN_REASON: "Update"})

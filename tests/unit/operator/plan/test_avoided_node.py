@@ -102,5 +102,7 @@ def test_lost_stateful_set_is_made_anew_with_the_avoided_node() -> None:
     with_replacement(world)
     world.settle()
     del world.sets["chat-prefill-1"]
+    world.trace.clear()
     world.settle()
+    assert world.trace == ["create 1"]
     assert avoided(world.sets["chat-prefill-1"]) == ["node-b"]

@@ -1,4 +1,4 @@
-"""Rung before the restart, at an instance with hand-offs that wait too long: a table, and a purge step by step."""
+"""Rung before the restart, at a stuck instance whose connector answers: a table, and a purge step by step."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,49 +13,48 @@ from pdpool_operator.plan.repair_model import Health, Patient, RepairPlan
 from .makers import T0
 from .repair_makers import ENFORCE, OBSERVE, OFF, PAIR, SENT, SICK, make, purge_of, record
 
-WAITS = replace(SICK, waits=True)
-WAITING = (WAITS, make(1))
+HANGS = replace(SICK, purgeable=True)
+STUCK = (HANGS, make(1))
 RUNGS = {
-    "nothing waits": (ENFORCE, PAIR, (), (), "Restart Intended"),
-    "hand-offs wait": (ENFORCE, WAITING, (), (), "Purge Intended"),
-    "off": (OFF, WAITING, (), (), None),
-    "observe": (OBSERVE, WAITING, (), (), "Purge Proposed"),
-    "under way": (ENFORCE, WAITING, (purge_of("uid-0", RepairState.INTENDED, 1),), (), None),
-    "settles": (ENFORCE, WAITING, (purge_of("uid-0", age_s=9),), (), None),
-    "settles while nothing waits": (ENFORCE, PAIR, (purge_of("uid-0", age_s=9),), (), None),
-    "did not help": (ENFORCE, WAITING, (purge_of("uid-0", age_s=10),), (), "Restart Intended"),
-    "could not be made": (ENFORCE, WAITING, (purge_of("uid-0", RepairState.WITHDRAWN, 0),), (), "Restart Intended"),
-    "purged an hour ago": (ENFORCE, WAITING, (purge_of("uid-0", age_s=3600),), (), "Purge Intended"),
-    "purge of the former pod": (ENFORCE, WAITING, (purge_of("former"),), (), "Purge Intended"),
-    "purge of the former pod settles": (ENFORCE, WAITING, (purge_of("former", age_s=9),), (), None),
-    "purge of the partner settles": (ENFORCE, WAITING, (), (purge_of("a", age_s=9),), None),
-    "breaker": (ENFORCE, (WAITS, make(1, Health.AT_FAULT)), (), (), "Purge Proposed"),
-    "alone": (ENFORCE, (WAITS,), (), (), "Purge Intended"),
-    "budget of restarts": (ENFORCE, WAITING, (record("a"), record("b")), (), "Purge Intended"),
-    "cooldown of restarts": (ENFORCE, WAITING, (record("a", age_s=1),), (), "Purge Intended"),
+    "not purgeable": (ENFORCE, PAIR, (), (), "Restart Intended"),
+    "purgeable": (ENFORCE, STUCK, (), (), "Purge Intended"),
+    "off": (OFF, STUCK, (), (), None),
+    "observe": (OBSERVE, STUCK, (), (), "Purge Proposed"),
+    "under way": (ENFORCE, STUCK, (purge_of("uid-0", RepairState.INTENDED, 1),), (), None),
+    "settles": (ENFORCE, STUCK, (purge_of("uid-0", age_s=9),), (), None),
+    "settles while its connector is silent": (ENFORCE, PAIR, (purge_of("uid-0", age_s=9),), (), None),
+    "did not help": (ENFORCE, STUCK, (purge_of("uid-0", age_s=10),), (), "Restart Intended"),
+    "could not be made": (ENFORCE, STUCK, (purge_of("uid-0", RepairState.WITHDRAWN, 0),), (), "Restart Intended"),
+    "purged an hour ago": (ENFORCE, STUCK, (purge_of("uid-0", age_s=3600),), (), "Purge Intended"),
+    "purge of the former pod": (ENFORCE, STUCK, (purge_of("former"),), (), "Purge Intended"),
+    "purge of the former pod settles": (ENFORCE, STUCK, (purge_of("former", age_s=9),), (), None),
+    "purge of the partner settles": (ENFORCE, STUCK, (), (purge_of("a", age_s=9),), None),
+    "breaker": (ENFORCE, (HANGS, make(1, Health.AT_FAULT)), (), (), "Purge Proposed"),
+    "alone": (ENFORCE, (HANGS,), (), (), "Purge Intended"),
+    "budget of restarts": (ENFORCE, STUCK, (record("a"), record("b")), (), "Purge Intended"),
+    "cooldown of restarts": (ENFORCE, STUCK, (record("a", age_s=1),), (), "Purge Intended"),
     "budget of purges": (
         ENFORCE,
-        WAITING,
+        STUCK,
         tuple(purge_of(f"a{i}") for i in range(MAX_PURGES)),
         (),
         "Restart Intended",
     ),
-    "restarted before": (ENFORCE, WAITING, (record("a", index=0),), (), "Purge Intended"),
+    "restarted before": (ENFORCE, STUCK, (record("a", index=0),), (), "Purge Intended"),
 }
 
 
 def progress(
     *,
     send: bool = True,
-    done: int = 0,
     ended: int = 0,
     waits: str = "rank 0 has not answered yet",
     refused: str = "",
 ) -> PurgeProgress:
-    return PurgeProgress((SENT,) if send else (), done, ended, waits, refused)
+    return PurgeProgress((SENT,) if send else (), ended, waits, refused)
 
 
-def advance(answers: PurgeProgress, *, age_s: float = 1, patients: tuple[Patient, ...] = WAITING) -> RepairPlan:
+def advance(answers: PurgeProgress, *, age_s: float = 1, patients: tuple[Patient, ...] = STUCK) -> RepairPlan:
     intent = purge_of("uid-0", RepairState.INTENDED, age_s)
     return plan_repair(ENFORCE, patients, (intent,), (), T0, {"uid-0": answers})
 
@@ -71,17 +70,22 @@ def test_next_rung_follows_from_purges(name: str):
 
 
 def test_purge_then_restart_step_by_step():
-    intended = plan_repair(ENFORCE, WAITING, (), (), T0)
+    intended = plan_repair(ENFORCE, STUCK, (), (), T0)
     assert (intended.purges, intended.restarts, intended.intends, intended.remaining) == ((), (), True, 2)
-    sent = plan_repair(ENFORCE, WAITING, intended.records, (), T0, {"uid-0": progress()})
+    sent = plan_repair(ENFORCE, STUCK, intended.records, (), T0, {"uid-0": progress()})
     assert (sent.purges, sent.restarts, sent.records, sent.acts) == ((SENT,), (), intended.records, True)
-    answered = {"uid-0": progress(send=False, done=1, ended=2, waits="")}
-    done = plan_repair(ENFORCE, WAITING, sent.records, (), T0, answered)
+    answered = {"uid-0": progress(send=False, ended=2, waits="")}
+    done = plan_repair(ENFORCE, STUCK, sent.records, (), T0, answered)
     assert [(one.action, one.state) for one in done.records] == [(RepairAction.PURGE, RepairState.DONE)]
     assert [one.message for one in done.events] == ["Purged instance 0: Ended 2 hand-offs. why"]
     assert (done.acts, done.settling) == (False, True)
-    after = plan_repair(ENFORCE, WAITING, done.records, (), T0 + SETTLES)
+    after = plan_repair(ENFORCE, STUCK, done.records, (), T0 + SETTLES)
     assert [f"{one.action} {one.state}" for one in after.records] == ["Purge Done", "Restart Intended"]
+
+
+def test_purge_that_ends_nothing_is_followed_by_the_restart_at_once():
+    plan = advance(progress(send=False, waits=""))
+    assert [f"{one.action} {one.state}" for one in plan.records] == ["Purge Withdrawn", "Restart Intended"]
 
 
 def test_purge_that_helps_prevents_the_restart():
@@ -91,7 +95,7 @@ def test_purge_that_helps_prevents_the_restart():
 
 
 def test_silent_rank_does_not_hold_up_the_others():
-    plan = advance(progress(send=False, done=1, ended=1, waits="rank 1 does not answer (timeout)"))
+    plan = advance(progress(send=False, ended=1, waits="rank 1 does not answer (timeout)"))
     assert [one.state for one in plan.records] == [RepairState.DONE]
     assert plan.records[0].message == "Ended 1 hand-off, but rank 1 does not answer (timeout). why"
 
@@ -109,13 +113,20 @@ def test_purge_is_sent_again_until_its_time_is_over():
 @pytest.mark.parametrize(
     ("answers", "patients", "state", "words"),
     [
-        ({"refused": "rank 0 refused it: http 404"}, WAITING, RepairState.WITHDRAWN, "http 404"),
-        ({"send": False, "waits": "rank 0 does not answer"}, WAITING, RepairState.WITHDRAWN, "does not answer"),
+        ({"refused": "rank 0 refused it: http 404"}, STUCK, RepairState.WITHDRAWN, "http 404"),
+        ({"send": False, "waits": "rank 0 does not answer"}, STUCK, RepairState.WITHDRAWN, "does not answer"),
+        ({"send": False, "waits": ""}, STUCK, RepairState.WITHDRAWN, "none of its hand-offs is old enough"),
+        (
+            {"refused": "rank 1 refused it", "ended": 1},
+            STUCK,
+            RepairState.DONE,
+            "Ended 1 hand-off, but rank 1 refused it. why",
+        ),
         ({}, (make(0), make(1)), RepairState.WITHDRAWN, "recovered"),
-        ({"done": 1, "ended": 3}, (make(0), make(1)), RepairState.DONE, "Ended 3 hand-offs, but rank 0 has not"),
-        ({}, (replace(WAITS, terminating=True), make(1)), RepairState.WITHDRAWN, "pod has ended"),
+        ({"ended": 3}, (make(0), make(1)), RepairState.DONE, "Ended 3 hand-offs, but rank 0 has not"),
+        ({}, (replace(HANGS, terminating=True), make(1)), RepairState.WITHDRAWN, "pod has ended"),
         ({}, (make(1),), RepairState.WITHDRAWN, "pod has ended"),
-        ({}, (WAITS, make(1, Health.AT_FAULT)), RepairState.WITHDRAWN, "at fault at once"),
+        ({}, (HANGS, make(1, Health.AT_FAULT)), RepairState.WITHDRAWN, "at fault at once"),
     ],
 )
 def test_intended_purge_ends(answers: dict[str, Any], patients: tuple[Patient, ...], state: RepairState, words: str):
@@ -123,6 +134,10 @@ def test_intended_purge_ends(answers: dict[str, Any], patients: tuple[Patient, .
     mine = [one for one in plan.records if one.action is RepairAction.PURGE and one.index == 0]
     assert ([one.state for one in mine], plan.purges) == ([state], ())
     assert words in mine[0].message
+
+
+def test_purge_of_the_only_instance_goes_on():
+    assert advance(progress(), patients=(HANGS,)).purges == (SENT,)
 
 
 def test_purge_waits_for_a_verdict():

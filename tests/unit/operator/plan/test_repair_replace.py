@@ -35,7 +35,7 @@ RUNGS = {
     ),
     "node not known": (PAIR, (record("former", index=0),), "Restart Proposed", Reason.RESTART_DID_NOT_HELP),
     "purge comes first": (
-        (replace(SICK, node="a", waits=True), make(1)),
+        (replace(SICK, node="a", purgeable=True), make(1)),
         (RESTARTED_ON_A,),
         "Purge Intended",
         None,
