@@ -30,7 +30,7 @@ def autoscalers(namespace: str) -> Iterator[Object]:
     """Yield the page's objects for another namespace, with one instance as the least."""
     for block in re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
         for body in yaml.safe_load_all(block.replace("namespace: llm", f"namespace: {namespace}")):
-            if body["kind"] == AUTOSCALERS.kind:
+            if body.get("kind") == AUTOSCALERS.kind:
                 yield body | {"spec": body["spec"] | {"minReplicas": 1}}
 
 
