@@ -185,7 +185,8 @@ class _Planner:
 
     def _silent(self) -> Iterator[str]:
         """Yield the ranks that may hold memory and have not answered since the operation began."""
-        started = self.operation.status.started_at or self.now
+        # The status has whole seconds, rounded down.
+        started = (self.operation.status.started_at or self.now) + timedelta(seconds=1)
         for pod in self.facts.holders:
             if pod.node == self.operation.node or not _may_hold(pod):
                 continue

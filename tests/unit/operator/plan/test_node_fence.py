@@ -198,6 +198,10 @@ WAITS: dict[str, tuple[tuple[RankSample, ...], str]] = {
     "not sampled": ((), "chat-decode-0-0 rank 0, which has not been sampled"),
     "second rank": ((sample(ranks=2),), "chat-decode-0-0 rank 1, which has not been sampled"),
     "old sample": ((sample(at=T0 - seconds(7)),), "chat-decode-0-0 rank 0, which has not answered yet"),
+    "sample within the first second": (
+        (replace(sample(), asked_at=T0 - seconds(4.1)),),
+        "chat-decode-0-0 rank 0, which has not answered yet",
+    ),
 }
 
 
