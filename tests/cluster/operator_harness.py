@@ -107,10 +107,10 @@ class Bench:
         await self.admin.make(BINDINGS, {"metadata": meta, "roleRef": reference, "subjects": [subject]})
         # The garbage collector removes these with the namespace.
         owner = {"apiVersion": "v1", "kind": "Namespace", "name": ns, "uid": made["metadata"]["uid"]}
-        meta = {"name": ns, "ownerReferences": [owner]}
-        await self.admin.make(CLUSTER_ROLES, {"metadata": meta, "rules": table["cluster"]})
+        owned = {"name": ns, "ownerReferences": [owner]}
+        await self.admin.make(CLUSTER_ROLES, {"metadata": owned, "rules": table["cluster"]})
         reference = {"apiGroup": ROLES.group, "kind": "ClusterRole", "name": ns}
-        await self.admin.make(CLUSTER_BINDINGS, {"metadata": meta, "roleRef": reference, "subjects": [subject]})
+        await self.admin.make(CLUSTER_BINDINGS, {"metadata": owned, "roleRef": reference, "subjects": [subject]})
         token = await self.admin._call(
             "create",
             ACCOUNTS,
