@@ -139,6 +139,7 @@ class Operator:
             engines,
             self.sampler,
             self.lives,
+            self.pod_nodes,
             _now,
             self._count_fence,
         )

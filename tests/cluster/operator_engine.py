@@ -93,7 +93,8 @@ class Engine:
         body = await request.json()
         (proof,) = body["proofs"]
         held = self.held_for.get(rank, {})
-        if held.get(body["incarnation"]) != proof["pod_uid"]:
+        of_pod = proof["kind"] == "container_terminated"
+        if body["incarnation"] not in held or (of_pod and held[body["incarnation"]] != proof["pod_uid"]):
             return web.json_response({"error": "of another pod"}, status=422)
         del held[body["incarnation"]]
         return web.json_response({"done": "fenced"})

@@ -30,6 +30,8 @@ from tests.cluster.operator_process import ROOT, Operator
 ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 ROLES = Resource("rbac.authorization.k8s.io", "v1", "roles", "Role")
 BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
+CLUSTER_ROLES = Resource("rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterRole")
+CLUSTER_BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding")
 
 ON_CLUSTER = (
     pytest.mark.cluster,
@@ -95,7 +97,7 @@ class Bench:
     async def set_up(self) -> None:
         """Create the namespace, with an account that has exactly the permissions of the operator in the chart."""
         ns = self.namespace
-        await self.admin.make(NAMESPACES, {"metadata": {"name": ns, "labels": {BENCH: ""}}})
+        made = await self.admin.make(NAMESPACES, {"metadata": {"name": ns, "labels": {BENCH: ""}}})
         await self.admin.make(ACCOUNTS, {"metadata": {"name": "operator", "namespace": ns}})
         table = yaml.safe_load((ROOT / "charts/pdpool/files/rbac.yaml").read_text())
         meta = {"name": "operator", "namespace": ns}
@@ -103,6 +105,12 @@ class Bench:
         reference = {"apiGroup": ROLES.group, "kind": "Role", "name": "operator"}
         subject = {"kind": "ServiceAccount", "name": "operator", "namespace": ns}
         await self.admin.make(BINDINGS, {"metadata": meta, "roleRef": reference, "subjects": [subject]})
+        # The garbage collector removes these with the namespace.
+        owner = {"apiVersion": "v1", "kind": "Namespace", "name": ns, "uid": made["metadata"]["uid"]}
+        owned = {"name": ns, "ownerReferences": [owner]}
+        await self.admin.make(CLUSTER_ROLES, {"metadata": owned, "rules": table["cluster"]})
+        reference = {"apiGroup": ROLES.group, "kind": "ClusterRole", "name": ns}
+        await self.admin.make(CLUSTER_BINDINGS, {"metadata": owned, "roleRef": reference, "subjects": [subject]})
         token = await self.admin._call(
             "create",
             ACCOUNTS,
@@ -208,6 +216,13 @@ class Bench:
 
         result: Object = await eventually(check)
         return result
+
+    async def bind_pod(self, name: str, node: str) -> None:
+        """Act as the scheduler: give the pod a node, which need not exist."""
+        await self.pod(name)
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
+        body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
+        await self.admin._call("create", PODS, PODS.path(self.namespace, name, "binding"), body=body)
 
     async def run_pod(self, name: str, *, engine: bool = True, ready: bool = True, but_not: str = "") -> str:
         """Act as the kubelet: run the pod at an address of its own, with a stand-in engine there."""

@@ -84,6 +84,16 @@ def test_restart_of_an_instance_that_does_not_exist_fails_and_names_those_that_d
     assert "DecodePool chat has no instance chat-decode-9; it has chat-decode-0" in result.stdout
 
 
+def test_fence_of_a_node_in_service_is_refused(serving: Stack) -> None:
+    node = serving.pods("decode")[0]["spec"]["nodeName"]
+    try:
+        result = pdpool("fence", node, "--yes")
+    finally:
+        serving.kubectl("delete", "pooloperations", "--all", "-n", POOLS)
+    assert result.returncode == 1
+    assert f"Failed: The kubelet of the Node {node} reports (Ready is True)" in result.stdout
+
+
 def test_plan_shows_what_a_file_would_do_and_does_none_of_it(serving: Stack, tmp_path: Path) -> None:
     file = tmp_path / "pool.yaml"
 

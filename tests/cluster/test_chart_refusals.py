@@ -115,6 +115,7 @@ OPERATION_FIELDS = [
     ("deadlineSeconds", 0, "greater than or equal to 1"),
     ("deadlineSeconds", 86401, "less than or equal to 86400"),
     ("olderThanSeconds", 86401, "less than or equal to 86400"),
+    ("node", "GPU_17", "node must be the name of a node"),
 ]
 CASES = [
     *((kind, *row) for kind in ("PrefillPool", "DecodePool") for row in POOL_FIELDS),

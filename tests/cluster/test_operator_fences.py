@@ -4,10 +4,10 @@ import signal
 
 import pytest
 from pdpool_operator.api import names
-from pdpool_operator.observe.cluster import DECODE_POOLS
-from pdpool_operator.runtime.api import LEASES, PODS
+from pdpool_operator.observe.cluster import DECODE_POOLS, OPERATIONS
+from pdpool_operator.runtime.api import LEASES, NODES, PODS
 
-from tests.cluster.hands import eventually
+from tests.cluster.hands import Object, eventually
 from tests.cluster.operator_harness import ON_CLUSTER, Bench
 
 pytestmark = [*ON_CLUSTER, pytest.mark.timeout(180, func_only=True)]
@@ -16,10 +16,14 @@ DEAD = ("d" * 32, "e" * 32)
 HOLDER, PEER = "chat-decode-0-0", "chat-prefill-0-0"
 
 
-async def serve_both_sides(here: Bench) -> str:
-    """Start a prefill engine, and a decode engine of two ranks. Return the UID of the prefill's pod."""
+async def serve_both_sides(here: Bench, node: str = "") -> str:
+    """Start a prefill engine, on a node if one is named, and a decode engine of two ranks. Return the UID of the
+    prefill's pod.
+    """
     await here.pool("PrefillPool")
     await here.pool("DecodePool")
+    if node:
+        await here.bind_pod(PEER, node)
     await here.run_pod(PEER)
     await here.run_pod(HOLDER)
     engine = here.engines[HOLDER]
@@ -84,3 +88,35 @@ async def test_what_was_deleted_by_force_while_no_operator_ran_stays_held_and_is
     await third.quiet_reconciles()
     after = await here.see(DECODE_POOLS, "chat")
     assert after["status"]["conditions"] == before["status"]["conditions"], "the next operator says it at once"
+
+
+async def fence(here: Bench, node: str, phase: str) -> Object:
+    """Declare a node off. Return the status of the operation once it has this phase."""
+    meta = {"name": f"fence-{node}", "namespace": here.namespace}
+    await here.admin.make(OPERATIONS, {"metadata": meta, "spec": {"type": "Fence", "node": node}})
+
+    async def ended() -> Object:
+        body = await here.see(OPERATIONS, meta["name"])
+        assert body is not None
+        status: Object = body.get("status") or {}
+        assert status.get("phase") == phase, status
+        return status
+
+    found: Object = await eventually(ended)
+    return found
+
+
+async def test_person_who_declares_a_gone_node_off_releases_what_is_held_for_it(here: Bench):
+    await here.operator().start()
+    gone = f"gone-with-{here.namespace}"
+    uid = await serve_both_sides(here, gone)
+    await here.admin.drop(PODS, here.namespace, PEER, gracePeriodSeconds=0)
+    await here.pod(PEER, but_not=uid)
+    await lose(here, uid)
+    runs = (await here.admin.all(NODES, None))[0]["metadata"]["name"]
+    refused = await fence(here, runs, "Failed")
+    assert f"The kubelet of the Node {runs} reports" in refused["message"]
+    assert [len(held) for held in here.engines[HOLDER].held_for.values()] == [1, 1]
+    status = await fence(here, gone, "Succeeded")
+    assert (sorted(status["processes"]), status["released"]) == (sorted(DEAD), 2)
+    assert await nothing_is_held(here)

@@ -55,6 +55,10 @@ async def until(here: Bench, name: str, phase: str, reason: str) -> Object:
 async def test_api_server_refuses_what_no_operator_could_carry_out(here: Bench):
     refused: tuple[tuple[str, str, dict[str, object], str], ...] = (
         ("Reboot", "chat-decode-0", {}, "Unsupported value"),
+        ("Fence", "chat-decode-0", {}, "node is required for type Fence"),
+        ("Fence", "chat-decode-0", {"node": "gpu-17"}, "instance is required for Drain, Restart and Purge"),
+        ("Drain", "chat-decode-0", {"node": "gpu-17"}, "node is required for type Fence, and only allowed there"),
+        ("Fence", "chat-decode-0", {"node": "GPU_17"}, "node must be the name of a node"),
         ("Restart", "chat", {}, "must be the name of an instance or of its pod"),
         ("Restart", "chat-decode-01", {}, "not 'chat-decode-01'"),
         ("Restart", "chat-decode-0-1", {}, "must be the name of an instance or of its pod"),

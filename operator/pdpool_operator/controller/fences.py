@@ -10,6 +10,7 @@ from ..api.reasons import ConditionType, Reason
 from ..observe.keys import Key
 from ..observe.lives import Lives
 from ..observe.model import ObservedPod, ObservedPool, RankSample
+from ..observe.pod_nodes import PodNodes
 from ..observe.sampler import Sampler
 from ..plan.fences import Fencing, Unproven, plan_fences
 from ..plan.model import Event, EventType, Fence
@@ -41,10 +42,11 @@ class Fencer:
         engines: Engines,
         sampler: Sampler,
         lives: Lives,
+        nodes: PodNodes,
         now: Callable[[], datetime],
         count: Callable[[str], None],
     ) -> None:
-        self._engines, self._sampler, self._lives = engines, sampler, lives
+        self._engines, self._sampler, self._lives, self._nodes = engines, sampler, lives, nodes
         self._now, self._count = now, count
         self._given: dict[Whom, _Given] = {}
         self._pools: dict[Key, _Pool] = {}
@@ -89,7 +91,7 @@ class Fencer:
         return told
 
     def _decide(self, key: Key, pool: ObservedPool, looks: Looks) -> "_Pool":
-        fencing = plan_fences(_pods(pool), looks, self._lives.of)
+        fencing = plan_fences(_pods(pool), looks, self._lives.of, self._nodes.of)
         before, uid, now = self._pools.get(key), pool.pool.metadata.uid, self._now()
         if before is None or before.uid != uid:
             before = None

@@ -44,6 +44,7 @@ def plan_fences(
     holders: Sequence[ObservedPod],
     looks: Mapping[str, Mapping[int, RankSample]],
     lives: Callable[[str], PodLife | None],
+    node_of: Callable[[str], str | None],
 ) -> Fencing:
     """Decide which fences to send to these pods, for each of their ranks separately.
 
@@ -51,6 +52,7 @@ def plan_fences(
         holders: pods that may hold memory.
         looks: the newest sample of each rank of every existing pod, by UID. A pod that is not in it is gone.
         lives: returns the kubelet's reports of ended containers of the pod with this UID.
+        node_of: returns the node of the pod with this UID. None if it is not known.
     """
     fences: list[Fence] = []
     unproven: list[Unproven] = []
@@ -69,7 +71,7 @@ def plan_fences(
                     key_epoch=holder.keys.newest,
                 )
             )
-        elif why := _hopeless(hold, looks):
+        elif why := _hopeless(hold, looks, node_of):
             unproven.append(Unproven(holder.name, rank, hold, why))
     return Fencing(tuple(fences), tuple(unproven))
 
@@ -105,10 +107,14 @@ def _is_another_run(hold: HoldSample, said_at: datetime, look: RankSample) -> bo
     return bool(hold.container) and bool(seen.container) and seen.container != hold.container
 
 
-def _hopeless(hold: HoldSample, looks: Mapping[str, Mapping[int, RankSample]]) -> str:
+def _hopeless(
+    hold: HoldSample, looks: Mapping[str, Mapping[int, RankSample]], node_of: Callable[[str], str | None]
+) -> str:
     """Return why no proof is possible. Empty while proof is possible."""
     if not hold.pod_uid:
         return "it did not report its pod"
     if hold.pod_uid not in looks:
-        return "its pod is gone from all pools, and no kubelet reported the end of its container"
+        node = node_of(hold.pod_uid)
+        where = f"its pod on the node {node}" if node is not None else "its pod"
+        return f"{where} is gone from all pools, and no kubelet reported the end of its container"
     return ""

@@ -124,7 +124,9 @@ class _Planner:
         node, waits = self.operation.node, [*self._silent(), *map(str, self.holds)]
         if not waits and not self.unknown:
             words = f"No engine in {self.operation.metadata.namespace} holds memory for a process of {node}"
-            return Outcome(OperationPhase.SUCCEEDED, Reason.SUCCEEDED, words)
+            count = len(self.operation.status.processes)
+            more = f"; it was released for {count} process{'' if count == 1 else 'es'}" if count else ""
+            return Outcome(OperationPhase.SUCCEEDED, Reason.SUCCEEDED, words + more)
         if outcome := self._hopeless():
             return outcome
         words = shortened(waits + [f"{one}, of which the node is not known" for one in self.unknown])
@@ -185,7 +187,8 @@ class _Planner:
 
     def _silent(self) -> Iterator[str]:
         """Yield the ranks that may hold memory and have not answered since the operation began."""
-        started = self.operation.status.started_at or self.now
+        # The status has whole seconds, rounded down.
+        started = (self.operation.status.started_at or self.now) + timedelta(seconds=1)
         for pod in self.facts.holders:
             if pod.node == self.operation.node or not _may_hold(pod):
                 continue

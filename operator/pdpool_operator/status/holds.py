@@ -14,7 +14,10 @@ def holds_provable(writer: ConditionWriter, unproven: Sequence[Unproven]) -> Con
         message = "No engine holds memory for a lost peer whose end cannot be proved"
         return writer.write(ConditionType.HOLDS_PROVABLE, ConditionStatus.TRUE, Reason.NOTHING_UNPROVEN, message)
     lines = [f"{holder} holds memory for process {_some(names)}: {why}" for (holder, why), names in _grouped(unproven)]
-    advice = "Force deletion is no proof. Make sure that the process has ended, then restart the holder"
+    advice = (
+        "Force deletion is no proof. If the node is switched off, declare it: kubectl pdpool fence NODE. Otherwise "
+        "make sure that the process has ended, then restart the holder"
+    )
     message = f"{some(lines, '; ')}. {advice}"
     return writer.write(ConditionType.HOLDS_PROVABLE, ConditionStatus.FALSE, Reason.PEER_UNPROVEN, message)
 

@@ -15,6 +15,7 @@ from pdpool_operator.observe.http import session
 from pdpool_operator.observe.keys import Key
 from pdpool_operator.observe.lives import Lives
 from pdpool_operator.observe.model import HoldSample
+from pdpool_operator.observe.pod_nodes import PodNodes
 from pdpool_operator.plan.fences import Fencing
 from pdpool_operator.runtime.api import NotLeaderError
 from pdpool_operator.runtime.engines import Engines
@@ -66,7 +67,9 @@ class Scene:
         self.status, self.bodies = 200, {0: [], 1: []}
         self.budget_s = 60.0
         engines = Engines(http, Keys({1: SEED}), "operator x", write_budget=lambda: self.budget_s)
-        self.fencer = Fencer(engines, self.samples, self.lives, lambda: self.now, lambda o: self.counts.update([o]))
+        self.fencer = Fencer(
+            engines, self.samples, self.lives, PodNodes(), lambda: self.now, lambda o: self.counts.update([o])
+        )
 
     async def answer(self, request: web.Request) -> web.Response:
         assert self.gate.admit(request.headers["Authorization"], "fence") == "operator x"

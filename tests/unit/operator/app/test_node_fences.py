@@ -78,7 +78,7 @@ class World:
         nodes = PodNodes()
         if self.knows_the_node:
             nodes.note(GONE_POD)
-        fencer = Fencer(self_, self_, Lives(), lambda: self.now, lambda _: None)
+        fencer = Fencer(self_, self_, Lives(), nodes, lambda: self.now, lambda _: None)
         operations = Operations(self_, self_, cast("Any", served), self_, self.metrics, lambda: self.now)
         self.fences = NodeFences(self_, self_, self_, nodes, fencer, operations, lambda: self.now)
 

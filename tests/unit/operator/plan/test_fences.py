@@ -28,7 +28,7 @@ def fencing(
     looks = {HOLDER.uid: {0: look(HOLDER, holds=(hold,))}}
     if not gone:
         looks[PEER.uid] = {} if peer is None else {0: peer}
-    return plan_fences([HOLDER], looks, {PEER.uid: life}.get)
+    return plan_fences([HOLDER], looks, {PEER.uid: life}.get, {PEER.uid: "gpu-17"}.get)
 
 
 OVER = PodLife(PEER.name, "containerd://c1", over=True)
@@ -95,14 +95,21 @@ def test_a_holder_whose_address_another_pod_has_is_not_told():
     sample = look(HOLDER, holds=(HOLD,))
     assert sample.connector is not None
     stranger = replace(sample, connector=replace(sample.connector, pod_uid="another"))
-    assert plan_fences([HOLDER], {HOLDER.uid: {0: stranger}}, {PEER.uid: OVER}.get) == Fencing()
+    assert plan_fences([HOLDER], {HOLDER.uid: {0: stranger}}, {PEER.uid: OVER}.get, {}.get) == Fencing()
 
 
 def test_each_rank_that_holds_is_told_by_itself_and_of_the_process_that_it_holds_for():
     other = HoldSample("e" * 32, pod_uid=PEER.uid, container=HOLD.container)
     ranks = {0: look(HOLDER), 1: look(HOLDER, holds=(HOLD,)), 2: look(HOLDER, holds=(HOLD, other))}
-    result = plan_fences([HOLDER], {HOLDER.uid: ranks}, {PEER.uid: OVER}.get)
+    result = plan_fences([HOLDER], {HOLDER.uid: ranks}, {PEER.uid: OVER}.get, {}.get)
     told = [(fence.rank, fence.incarnation) for fence in result.fences]
     assert told == [(1, DEAD), (2, DEAD), (2, other.incarnation)]
-    gone = plan_fences([HOLDER], {HOLDER.uid: ranks}, {}.get)
+    gone = plan_fences([HOLDER], {HOLDER.uid: ranks}, {}.get, {}.get)
     assert [(one.rank, one.hold.incarnation) for one in gone.unproven] == told
+
+
+def test_hold_without_proof_names_the_node_of_a_pod_that_is_gone():
+    (one,) = fencing(gone=True).unproven
+    assert (
+        one.why == "its pod on the node gpu-17 is gone from all pools, and no kubelet reported the end of its container"
+    )

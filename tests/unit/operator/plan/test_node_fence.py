@@ -127,7 +127,10 @@ def test_process_that_is_not_known_to_be_of_the_node_is_neither_written_nor_fenc
 def test_hold_for_another_node_does_not_hinder_success() -> None:
     step = look(begun(DEAD), sample(ELSEWHERE))
     assert (step.status.phase, step.status.released, reason(step)) == (SUCCEEDED, 1, Reason.SUCCEEDED)
-    assert step.status.message == "No engine in llm holds memory for a process of gpu-17"
+    words = "No engine in llm holds memory for a process of gpu-17"
+    assert step.status.message == f"{words}; it was released for 1 process"
+    assert look(begun(DEAD, LATER), sample()).status.message == f"{words}; it was released for 2 processes"
+    assert look(begun(), sample()).status.message == words
 
 
 def test_unknown_pod_is_named_and_fails_after_a_while() -> None:
@@ -198,6 +201,10 @@ WAITS: dict[str, tuple[tuple[RankSample, ...], str]] = {
     "not sampled": ((), "chat-decode-0-0 rank 0, which has not been sampled"),
     "second rank": ((sample(ranks=2),), "chat-decode-0-0 rank 1, which has not been sampled"),
     "old sample": ((sample(at=T0 - seconds(7)),), "chat-decode-0-0 rank 0, which has not answered yet"),
+    "sample within the first second": (
+        (replace(sample(), asked_at=T0 - seconds(4.1)),),
+        "chat-decode-0-0 rank 0, which has not answered yet",
+    ),
 }
 
 
