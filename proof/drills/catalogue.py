@@ -110,7 +110,7 @@ DRILLS: Final = (
             + (
                 r"pdsvc QueuesHealthy=False QueuesStuck",
                 r"ppool QueuesHealthy=False QueuesBlocked",
-                r"event \w+ (QueuesStuck|QueuesBlocked|DrainTimedOut)",
+                r"event \w+ (QueuesStuck|QueuesBlocked|DrainTimedOut|RepairProposed)",
                 r"alert PdpoolInstanceStuck",
             ),
         ),
@@ -232,7 +232,7 @@ DRILLS: Final = (
             + (
                 r"(dpool|pdsvc) QueuesHealthy=False QueuesStuck",
                 r"(ppool|pdsvc) QueuesHealthy=False QueuesBlocked",
-                r"event \w+ (QueuesStuck|QueuesBlocked)",
+                r"event \w+ (QueuesStuck|QueuesBlocked|RepairProposed)",
                 r"alert (PdpoolInstanceStuck|PdpoolPrefillBootstrapQueueStuck)",
             ),
         ),
