@@ -222,7 +222,7 @@ class Cluster:
         if body is None:
             return None
         try:
-            return await self._pool(kind.parse(body))
+            return self._sampled(await self._pool(kind.parse(body)))
         except SpecInvalid as invalid:
             # This is not the same as no pool: its running engines must stay in rotation.
             raise SpecInvalid(f"{kind.kind} {name}: {invalid}") from invalid
@@ -285,7 +285,7 @@ class Cluster:
         )
 
     async def _watched(self, pool: Pool) -> ObservedPool:
-        """Return the pool with the newest samples of its pods.
+        """Return the pool with the newest samples of its pods, which the sampler samples from now on.
 
         Only the pool's own reconcile calls this. So the sampler's list and the drains of a pool have one owner.
         """
@@ -295,13 +295,14 @@ class Cluster:
         key = meta.namespace, meta.name, str(pool.role)
         drains = self._drains[key] = _first_seen(observed.instances, self._drains.get(key, {}), self._now())
         instances = (
-            replace(
-                instance,
-                ranks=self._sampler.newest(instance.pod.uid) if instance.pod else {},
-                drain_seen=drains[instance.uid][1] if instance.uid in drains else None,
-            )
+            replace(instance, drain_seen=drains[instance.uid][1] if instance.uid in drains else None)
             for instance in observed.instances
         )
+        return self._sampled(replace(observed, instances=tuple(instances)))
+
+    def _sampled(self, observed: ObservedPool) -> ObservedPool:
+        """Return the pool with the newest samples of its pods."""
+        instances = (replace(i, ranks=self._sampler.newest(i.pod.uid) if i.pod else {}) for i in observed.instances)
         return replace(observed, instances=tuple(instances))
 
     def _next_keys(self, pool: Pool, others: Iterable[Object]) -> KeyEpochs:

@@ -78,6 +78,11 @@ class NoLooks:
         return {}
 
 
+class OneLook:
+    def newest(self, uid: str) -> dict[int, Any]:
+        return {0: f"sample of {uid}"}
+
+
 async def seen(api: object, routers: object) -> ObservedInstance:
     looks, key = cast("Any", NoLooks()), lambda namespace, epoch: f"key {epoch} of {namespace}"
     cluster = Cluster(cast("Any", api), cast("Any", api), looks, cast("Any", routers), key, 1, Lives(), lambda: T0)
@@ -131,6 +136,30 @@ async def test_a_pool_that_does_not_fit_its_model_is_not_taken_for_no_pool():
     )
     with pytest.raises(SpecInvalid, match=r"PrefillPool chat: spec\.replicas"):
         await cluster.service(SERVICE)
+
+
+class OnePool(OneBadService):
+    """An API server with a prefill pool of one instance, and the service that binds it."""
+
+    async def get(self, resource: Any, namespace: str, name: str) -> dict[str, Any] | None:
+        body = {
+            "metadata": {"name": name, "namespace": namespace, "uid": POOL_UID},
+            "spec": {"model": {"path": "tiny"}},
+        }
+        return body if resource.kind == "PrefillPool" else None
+
+    async def list(self, resource: Any, namespace: str, labels: str = "", *more: str, **options: bool):
+        if "role=router" not in labels:
+            async for found in super().list(resource, namespace, labels, *more, **options):
+                yield found
+
+
+async def test_pools_of_a_service_have_the_newest_samples():
+    api, nothing = cast("Any", OnePool()), cast("Any", None)
+    cluster = Cluster(api, api, cast("Any", OneLook()), nothing, lambda *_: "key", 1, Lives(), lambda: T0)
+    prefill = (await cluster.service(SERVICE)).prefill
+    assert prefill is not None
+    assert [instance.ranks for instance in prefill.instances] == [{0: "sample of p"}]
 
 
 class OnlyARouterPolicy(OneBadPool):
