@@ -133,8 +133,10 @@ async def test_decode_whose_metrics_hang_while_it_serves_is_not_stuck(here: Benc
     assert f"nothing shows whether {fleet.pods['decode']} runs" in found["prefill"]["message"]
     assert "nothing shows whether the queue moves (/metrics: timeout)" in found["decode"]["message"]
 
+    for role, server in fleet.servers.items():
+        server.stock = Stock(role)
+    await verdicts(here, prefill="Idle", decode="Idle")
     fleet.servers["decode"].hanging = ("/metrics", "/v1/loads")
-    fleet.servers["prefill"].stock = Stock("prefill")
     found = await verdicts(here, prefill="Idle", decode="Unknown")
     assert "does not report its queues (timeout; /metrics: timeout)" in found["decode"]["message"]
     await here.until("DisaggregatedService", "QueuesHealthy", name="watched", status="Unknown", reason="QueuesUnknown")

@@ -22,7 +22,8 @@ from tests.stock_sglang import Stock, StockServer
 from tests.unit.operator.plan.makers import T0, make_pod, seconds
 
 STUCK_AFTER_S = 30
-EVERY_S = 10
+EVERY_S = 14
+"""Below the age at which a sample is too old, so that few looks cover the time until a verdict of Stuck."""
 TIMEOUT_S = 0.5
 """Of a request to an engine. Short, because each test waits for it several times."""
 QUEUE = {"prefill": "prefill_bootstrap", "decode": "decode_prealloc"}
@@ -104,34 +105,34 @@ def verdicts(found: Sequence[dict[str, Diagnosis]], role: str) -> set[Verdict]:
 
 
 async def test_engines_that_serve_flow(pair: Pair):
-    found = await pair.play(serves, 9)
+    found = await pair.play(serves, 6)
     assert verdicts(found, "prefill") | verdicts(found, "decode") == {Verdict.FLOWING}
 
 
 async def test_hanging_loads_leave_the_lengths_of_metrics(pair: Pair):
     for server in pair.servers.values():
         server.hanging = ("/v1/loads",)
-    found = await pair.play(serves, 9)
+    found = await pair.play(serves, 6)
     assert verdicts(found, "prefill") | verdicts(found, "decode") == {Verdict.FLOWING}
 
 
 @pytest.mark.parametrize("role", QUEUE)
 async def test_hanging_metrics_never_make_an_engine_stuck(pair: Pair, role: str):
-    await pair.play(serves, 5)
+    await pair.play(serves, 3)
     pair.servers[role].hanging = ("/metrics",)
-    found = await pair.play(lambda who, number: serves(who, 5 + number), 9)
+    found = await pair.play(lambda who, number: serves(who, 3 + number), 6)
     assert verdicts(found, role) == {Verdict.FLOWING, Verdict.UNKNOWN}
     assert "nothing shows whether the queue moves (/metrics: timeout)" in found[-1][role].message
     assert not {Verdict.STUCK, Verdict.BLOCKED} & (verdicts(found, "prefill") | verdicts(found, "decode"))
     pair.servers[role].hanging = ()
-    found = await pair.play(lambda who, number: serves(who, 14 + number), 2)
+    found = await pair.play(lambda who, number: serves(who, 9 + number), 2)
     assert verdicts(found, role) == {Verdict.FLOWING}
 
 
 async def test_engine_of_which_all_reports_hang_is_unknown(pair: Pair):
-    await pair.play(serves, 5)
+    await pair.play(serves, 3)
     pair.servers["decode"].hanging = ("/v1/loads", "/metrics")
-    found = await pair.play(lambda who, number: serves(who, 5 + number), 5)
+    found = await pair.play(lambda who, number: serves(who, 3 + number), 4)
     assert verdicts(found, "decode") == {Verdict.UNKNOWN}
     assert "does not report its queues (timeout; /metrics: timeout)" in found[-1]["decode"].message
     assert verdicts(found, "prefill") == {Verdict.FLOWING}
@@ -146,7 +147,7 @@ async def test_frozen_gauges_of_engines_that_serve_are_not_stuck(pair: Pair, han
     def nothing_waits(role: str, number: int) -> Stock:
         return Stock(role, {}, {QUEUE[role]: 200 + number}, 0, 9000 + 400 * number, 300 + number)
 
-    found = await pair.play(nothing_waits, 9)
+    found = await pair.play(nothing_waits, 6)
     seen = {Verdict.FLOWING} if hanging else {Verdict.IDLE}
     assert (verdicts(found, "prefill"), verdicts(found, "decode")) == (seen, seen)
 
