@@ -8,6 +8,7 @@ from typing import Any
 
 from ..api.pools import PoolStatus, RepairRecord
 from ..api.services import RepairMode
+from ..build.pool import pool_spec_hash
 from ..diagnose.evidence import current_connector
 from ..diagnose.model import Diagnosis, Subject, Verdict
 from ..diagnose.outcomes import WINDOW
@@ -116,6 +117,7 @@ def patients(observed: ObservedPool, diagnoses: Iterable[Diagnosis], now: dateti
     diagnoses = tuple(diagnoses)
     serve = {instance.index for instance in serving(observed, diagnoses)}
     by_index = {diagnosis.subject.index: diagnosis for diagnosis in diagnoses}
+    spec_hash = pool_spec_hash(observed.pool, observed.keys)
     return tuple(
         Patient(
             index=instance.index,
@@ -127,6 +129,7 @@ def patients(observed: ObservedPool, diagnoses: Iterable[Diagnosis], now: dateti
             useless=_useless(by_index.get(instance.index), now),
             purgeable=_purgeable(by_index.get(instance.index), now),
             node=instance.pod.node,
+            movable=instance.spec_hash == spec_hash,
             avoids_node=instance.avoids_node,
             evidence=by_index[instance.index].message if instance.index in by_index else "",
         )

@@ -226,8 +226,9 @@ def _align(context: _Context) -> Plan:
         if context.surplus(instance):
             continue
         wanted = context.wanted[instance.index]
-        late = instance.spec_hash != context.spec_hash and not context.outdated(instance)
-        moves = instance.avoids_node != context.avoided.get(instance.index, "")
+        outdated = context.outdated(instance)
+        late = instance.spec_hash != context.spec_hash and not outdated
+        moves = instance.avoids_node != context.avoided.get(instance.index, "") and not outdated
         if late or moves or _is_edited(context, instance):
             apply.append(wanted)
             reverted += [] if late or moves else [f"StatefulSet {instance.name}"]

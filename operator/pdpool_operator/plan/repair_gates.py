@@ -10,7 +10,8 @@ The rungs, the mildest first. A rung that does not help is followed by the next 
     Restart   Its pod is deleted, and Kubernetes creates it again.
 
     Replace   The restarted pod is at fault within an hour, on the same node. It is deleted, and the new pod prefers
-              other nodes for an hour. A pod that fails on two nodes is not the fault of one of them.
+              other nodes for an hour. A pod that fails on two nodes is not the fault of one of them. An instance of
+              an earlier spec is not replaced, because its template cannot be changed alone.
 
 Gates, in this order. The first one that is closed gives the reason. Repair stops at those with a star:
 
@@ -146,7 +147,7 @@ class Gates:
         if last is None:
             return RepairAction.RESTART
         same_node = bool(last.node) and last.node == patient.node
-        return RepairAction.REPLACE if same_node else last.action
+        return RepairAction.REPLACE if same_node and patient.movable else last.action
 
     def _helped(self, action: RepairAction, patient: Patient) -> Closed | None:
         last = self._last.get(patient.index)

@@ -38,6 +38,8 @@ class Patient:
     """It is Stuck, and a connector of it answers. A purge can end its old hand-offs."""
     node: str = ""
     """Node of the pod. Empty if it has none yet."""
+    movable: bool = True
+    """It runs the current spec. Another template would give an earlier one the current spec, out of turn."""
     avoids_node: str = ""
     """Node that the next pod of the instance avoids. Empty if there is none."""
     evidence: str = ""

@@ -285,6 +285,13 @@ def test_only_stuck_instances_whose_connector_answers_are_purged(verdict: Verdic
     assert found == [False, False, verdict is Verdict.STUCK]
 
 
+def test_instance_of_an_earlier_spec_is_not_moved():
+    observed = World().observed()
+    old, current = observed.instances[0], observed.instances[1]
+    seen = replace(observed, instances=(replace(old, spec_hash="earlier"), current))
+    assert [one.movable for one in patients(seen, (), T0)] == [False, True]
+
+
 def test_most_cautious_service_decides():
     enforce, observe = RepairSpec(mode=RepairMode.ENFORCE, restarts_per_hour=1), RepairSpec()
     assert most_cautious([enforce, observe]) == RepairSpec(mode=RepairMode.OBSERVE, restarts_per_hour=1)

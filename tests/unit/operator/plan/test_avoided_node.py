@@ -10,7 +10,7 @@ from pdpool_operator.build.affinity import PREFERRED
 from pdpool_operator.plan.repair_model import WINDOW
 
 from .makers import T0, seconds
-from .world import Sts, World, settled
+from .world import BAD_MODEL, Sts, World, settled
 
 
 def with_replacement(
@@ -95,6 +95,23 @@ def test_update_of_the_spec_keeps_the_avoided_node() -> None:
     world.want(drainTimeoutSeconds=30)
     world.settle()
     assert [avoided(sts) for _, sts in sorted(world.sets.items())] == [[], ["node-b"]]
+
+
+def test_roll_out_that_has_stopped_is_not_gone_on_with() -> None:
+    """Another template would give the instance the new spec, out of turn."""
+    world = settled(2)
+    world.want(model={"path": BAD_MODEL})
+    for _ in range(60):
+        world.carry_out(world.plan())
+        world.tick()
+    old = [world.index(name) for name, sts in world.sets.items() if sts.pod is not None and sts.pod.ready]
+    assert len(old) == 1, "the roll-out stops at the first instance"
+    world.trace.clear()
+    with_replacement(world, index=old[0])
+    for _ in range(10):
+        world.carry_out(world.plan())
+        world.tick()
+    assert world.trace == []
 
 
 def test_lost_stateful_set_is_made_anew_with_the_avoided_node() -> None:

@@ -33,6 +33,12 @@ RUNGS = {
         "Restart Proposed",
         Reason.RESTART_DID_NOT_HELP,
     ),
+    "runs an earlier spec": (
+        (replace(SICK, node="a", movable=False), make(1)),
+        (RESTARTED_ON_A,),
+        "Restart Proposed",
+        Reason.RESTART_DID_NOT_HELP,
+    ),
     "node not known": (PAIR, (record("former", index=0),), "Restart Proposed", Reason.RESTART_DID_NOT_HELP),
     "purge comes first": (
         (replace(SICK, node="a", purgeable=True), make(1)),
