@@ -41,7 +41,7 @@ class RequestHandoffs:
             for rid, handoff in zip(job.rids, job.handoffs, strict=True):
                 opened.append(self._open(rid, handoff, DEFAULT_DEADLINE_S, traceparent) if handoff else None)
         except ValueError as error:
-            abort_all(opened, str(error), Cause.REFUSED)
+            abort_all(opened, str(error), Cause.INVALID)
             raise RequestError(str(error), code="invalid_handoff") from None
         return opened
 
@@ -50,11 +50,8 @@ class RequestHandoffs:
         """Send the other engine the reason when the block raises: `raw` is the body of a request not opened yet."""
         try:
             yield
-        except TooLongError as error:
-            self._refuse(raw, error.message, Cause.TOO_LONG)
-            raise
         except RequestError as error:
-            self._refuse(raw, error.message, Cause.REFUSED)
+            self._refuse(raw, error.message, cause_of(error))
             raise
         except BaseException:
             self._refuse(raw, "the request ended before the engine had read it", Cause.ABORTED)
@@ -77,6 +74,13 @@ class RequestHandoffs:
             prefill = handoff.prefill
             return self._decode.open(prefill, room, rid, prompt=prompt, deadline_s=deadline_s, traceparent=traceparent)
         return None
+
+
+def cause_of(error: RequestError) -> AbortCause:
+    """Return the cause for the other engine. Only `REFUSED` says something against this engine."""
+    if isinstance(error, TooLongError):
+        return Cause.TOO_LONG
+    return Cause.REFUSED if error.status >= 500 else Cause.INVALID
 
 
 def abort_all(transfers: Transfers, message: str, cause: AbortCause) -> None:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 
 from aiohttp import web
-from pdpool_connector import Cause
 
 from pdpool_reference.handoff import Transfers
 from pdpool_reference.openai_api import Reply, Result, error_body
@@ -24,7 +23,7 @@ from pdpool_reference.request import (
     TooLongError,
 )
 from pdpool_reference.request_body import Job
-from pdpool_reference.request_handoffs import abort_all
+from pdpool_reference.request_handoffs import abort_all, cause_of
 from pdpool_reference.scheduler import Scheduler
 
 OVERDUE_S = 5.0
@@ -98,7 +97,7 @@ async def respond(
     try:
         scheduler.submit(sequences)
     except RequestError as error:
-        abort_all(transfers, error.message, Cause.REFUSED)
+        abort_all(transfers, error.message, cause_of(error))
         raise
     try:
         arriving = _arriving(outputs, results)

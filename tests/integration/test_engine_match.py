@@ -287,7 +287,7 @@ def test_bad_field_at_one_side_ends_the_other(prefill, decode, side, case):
             why = response.json()["error"]["message"]
             response, at = answers[other.name]
             assert at - begun < SOON_S + 3.0
-            assert error_of(response) == (503, "refused")
+            assert error_of(response) == (400, "handoff_invalid")
             assert re.escape(why) in re.escape(response.json()["error"]["message"])
 
 

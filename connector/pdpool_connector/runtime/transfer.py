@@ -72,7 +72,8 @@ class Transfer:
 
         Args:
             message: Why; the other side's engine receives it too.
-            cause: `Cause.ABORTED`, `Cause.REFUSED` or `Cause.TOO_LONG`.
+            cause: `Cause.ABORTED`, `Cause.REFUSED`, `Cause.TOO_LONG` or `Cause.INVALID`. The last two are the client's
+                fault.
 
         Raises:
             ValueError: The cause is none of these.

@@ -32,7 +32,7 @@ from pdpool_connector.runtime.stats import QueueStats
 Role = Literal["prefill", "decode"]
 Ids = Any
 """A list, tuple, numpy array or tensor of ids: one dimension, any integer type."""
-AbortCause = Literal[Cause.ABORTED, Cause.REFUSED, Cause.TOO_LONG]
+AbortCause = Literal[Cause.ABORTED, Cause.REFUSED, Cause.TOO_LONG, Cause.INVALID]
 """Causes with which an engine may end a hand-off."""
 ABORT_CAUSES: Final[tuple[AbortCause, ...]] = get_args(AbortCause)
 _COUNTS: Final = 1 << 63

@@ -150,14 +150,14 @@ async def test_each_sequence_opens_with_the_traceparent_header(headers):
 @pytest.mark.parametrize(
     ("fields", "options", "status", "cause"),
     [
-        ({"sampling_params": {"temperature": "hot"}}, {}, 400, Cause.REFUSED),
-        ({"sampling_params": {"temperature": 9}}, {}, 400, Cause.REFUSED),
-        ({"sampling_params": {"regex": "a"}}, {}, 400, Cause.REFUSED),
-        ({"input_ids": [300]}, {}, 400, Cause.REFUSED),
+        ({"sampling_params": {"temperature": "hot"}}, {}, 400, Cause.INVALID),
+        ({"sampling_params": {"temperature": 9}}, {}, 400, Cause.INVALID),
+        ({"sampling_params": {"regex": "a"}}, {}, 400, Cause.INVALID),
+        ({"input_ids": [300]}, {}, 400, Cause.INVALID),
         ({"input_ids": [1] * 99}, {}, 200, None),
         ({"input_ids": [1] * 100}, {}, 400, Cause.TOO_LONG),
         ({}, {"draining": True}, 503, Cause.REFUSED),
-        ({"prompt": [1], "model": "nope"}, {"path": "/v1/completions"}, 404, Cause.REFUSED),
+        ({"prompt": [1], "model": "nope"}, {"path": "/v1/completions"}, 404, Cause.INVALID),
         ({"text": "a", "input_ids": None}, {}, 500, Cause.ABORTED),
     ],
     ids=str,
@@ -191,7 +191,7 @@ async def test_open_that_raises_leaves_no_half_behind():
     connector = ScriptedDecodeConnector("room is -1, must be 0..9")
     status, error = await post(BODY, connector)
     assert (status, error["code"], error["message"]) == (400, "invalid_handoff", "room is -1, must be 0..9")
-    assert connector.transfers[0].aborts == [("room is -1, must be 0..9", Cause.REFUSED)]
+    assert connector.transfers[0].aborts == [("room is -1, must be 0..9", Cause.INVALID)]
 
 
 def lengths(prompt, answer):

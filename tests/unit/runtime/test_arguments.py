@@ -166,7 +166,8 @@ def test_offer_refuses_wrong_arguments(decode: DecodeConnector, offer: dict, err
 
 @pytest.mark.parametrize("cause", [None, Cause.PEER_LOST, "later", 5])
 def test_abort_for_another_cause_is_refused(prefill: PrefillConnector, cause: object) -> None:
-    message = f"cause={cause!r} is no cause to abort with: give one of Cause.ABORTED, Cause.REFUSED, Cause.TOO_LONG"
+    right = "Cause.ABORTED, Cause.REFUSED, Cause.TOO_LONG, Cause.INVALID"
+    message = f"cause={cause!r} is no cause to abort with: give one of {right}"
     with pytest.raises(ValueError, match=re.escape(message)):
         prefill.open(1, "r").abort("no memory", cause)
 

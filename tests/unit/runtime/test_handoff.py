@@ -130,7 +130,7 @@ class TestSuccess:
 
 
 class TestAbort:
-    @pytest.mark.parametrize("cause", [Cause.ABORTED, Cause.REFUSED, Cause.TOO_LONG])
+    @pytest.mark.parametrize("cause", [Cause.ABORTED, Cause.REFUSED, Cause.TOO_LONG, Cause.INVALID])
     def test_decode_aborts_before_offer(self, pair, cause):
         source, target = pair.open_both()
         target.abort("no room for it", cause)
