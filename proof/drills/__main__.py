@@ -130,7 +130,7 @@ def main(
     for done in kept.runs:
         for reason in faults(expected[done.drill], done) if done.drill in expected else ():
             click.echo(f"{done.drill} #{done.number}: {reason}")
-    if docs:
+    if docs and kept.runs:
         write(docs, "drills", table(DRILLS, kept.runs), line)
     if not pending(DRILLS, kept, times):
         kept.finish()
