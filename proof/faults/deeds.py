@@ -26,6 +26,8 @@ from tests.cluster.stack_traffic import WORKERS, Traffic
 UPDATED_S: Final = 240.0
 STOPPED_S, RUNS_S = 0.8, 0.2
 KILLED_WITHIN_S: Final = 30.0
+TRIED_S: Final = 110.0
+"""Time until an engine that fails its requests has failed its trial too, in seconds. Only then is repair proposed."""
 
 
 def stopped(side: str) -> Deed:
@@ -193,8 +195,8 @@ PLAYS: Final[Mapping[str, Play]] = {
     "decode-frozen": Play(frozen("decode")),
     "prefill-frozen": Play(frozen("prefill")),
     "decode-stopped": Play(stopped("decode"), lasts_s=150),
-    "decode-fails": Play(fails("decode"), lasts_s=75),
-    "prefill-fails": Play(fails("prefill"), lasts_s=75),
+    "decode-fails": Play(fails("decode"), lasts_s=TRIED_S),
+    "prefill-fails": Play(fails("prefill"), lasts_s=TRIED_S),
     "burst": Play(burst),
     "slow-decode": Play(slow_decode, lasts_s=75),
     "engine-killed": Play(engine_killed),
@@ -208,7 +210,7 @@ PLAYS: Final[Mapping[str, Play]] = {
     "control-lost": Play(control_lost, lasts_s=75),
     "kubelet-frozen": Play(kubelet_frozen, lasts_s=120),
     "node-dead": Play(node_dead),
-    "rank-frozen": Play(rank_frozen, pools={"parallelism": {"tensor": 2}}),
+    "rank-frozen": Play(rank_frozen, lasts_s=TRIED_S, pools={"parallelism": {"tensor": 2}}),
     "loads-hang": Play(loads_hang, lasts_s=75),
     "gauge-frozen": Play(gauge_frozen, lasts_s=75),
 }
