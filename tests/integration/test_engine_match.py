@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import httpx2 as httpx
 import pytest
 from pdpool_connector.protocol.timeouts import Timeouts
+from pdpool_operator.observe.sampler import NOT_OURS
 from pdpool_reference.demo.launch import HOST, Children
 
 from dev.processes import send
@@ -289,6 +290,26 @@ def test_bad_field_at_one_side_ends_the_other(prefill, decode, side, case):
             assert at - begun < SOON_S + 3.0
             assert error_of(response) == (400, "handoff_invalid")
             assert re.escape(why) in re.escape(response.json()["error"]["message"])
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_wrong_request_counts_against_neither_engine(prefill, decode, case):
+    """The operator calls engines NothingFinishes whose requests fail for another cause."""
+
+    def ended(cause):
+        """Hand-offs that ended for a cause, at each engine."""
+        states = [get_json(f"http://{child.addresses['admin']}/v1/state") for child in (prefill, decode)]
+        return [state["causes"].get(cause, 0) for state in states]
+
+    assert "invalid" in NOT_OURS
+    with ThreadPoolExecutor(2) as pool:
+        warm_up(prefill, decode, pool)
+        refused, invalid = ended("refused"), ended("invalid")
+        body = {**BODY, **where(prefill), **BAD[case]}
+        answers = [one.result() for one in [pool.submit(post, child, body) for child in (prefill, decode)]]
+        assert [response.status_code for response, _ in answers] == [400, 400]
+        until(lambda: ended("invalid") == [number + 1 for number in invalid])
+        assert ended("refused") == refused
 
 
 def parked_or_waiting(prefill):
