@@ -40,9 +40,11 @@ class Timeouts:
     connect_s: float = 10.0
     """Decode tries to reach a prefill before it fails what waits for it; below `match_s`, after which prefill fails."""
     connect_again_s: float = 0.5
-    """The same within `silent_s` after a try that failed: its requests end soon, and the try itself goes on."""
-    silent_s: float = 60.0
-    """How long decode remembers that a prefill did not answer for `connect_s`."""
+    """The same for a prefill that has not answered for `connect_s`: its requests end soon, and the try goes on."""
+    silent_retry_s: float = 10.0
+    """Pause between two tries to reach such a prefill that no request waits for."""
+    silent_s: float = 600.0
+    """Such a prefill is forgotten if no request has named it for this long."""
     refused_s: float = 1.5
     """An address that refuses connections for this long has no process: a client learns of it within 2 s."""
     connect_first_s: float = 0.05

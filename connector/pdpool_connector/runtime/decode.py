@@ -90,7 +90,7 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
         self._instances: dict[str, InstanceConnection] = {}
         """By bootstrap address."""
         self._by_peer: dict[str, InstanceConnection] = {}
-        self._silent = SilentPrefills(self._reactor, config.timeouts, self._driver.drive)
+        self._silent = SilentPrefills(self._reactor, config.timeouts, self._driver.drive, self._connect_to)
         self._facts: dict[str, Mapping[str, str]] = {}
         """By bootstrap address; replaced whole, so that any thread may read it."""
         self._facts_asked: dict[str, float] = {}
@@ -268,8 +268,10 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
         if instance.stage is Stage.CLOSED:
             del self._instances[instance.prefill]
             self._facts = {one: facts for one, facts in self._facts.items() if one != instance.prefill}
-        if instance.in_vain:
-            self._silent.add(instance.prefill, message)
+        if cause is Cause.PEER_LOST and not instance.refused:
+            self._silent.on_failed(instance.prefill, message, in_vain=instance.in_vain)
+        else:
+            self._silent.remove(instance.prefill)
         waiting = self._waiting_for(instance.prefill) if cause is Cause.INVALID and instance.misfits else ()
         self._driver.drive(Unreachable(instance.prefill, cause, message))
         for misfit in instance.misfits[: MAX_NOTICES - len(self._notices)] if waiting else ():
@@ -407,7 +409,8 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
         return tuple(rows)
 
     def _link_stats(self, now: float) -> tuple[LinkStats, ...]:
-        return tuple(instance.stats(now) for instance in self._instances.values())
+        links = {prefill: instance.stats(now) for prefill, instance in self._instances.items()}
+        return tuple((links | self._silent.stats(now)).values())
 
     def _known_peers(self) -> Container[str]:
         return self._by_peer

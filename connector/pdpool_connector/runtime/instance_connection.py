@@ -140,6 +140,11 @@ class InstanceConnection:
         self._give_up = reactor.now() + timeouts.connect_s
         self._ask()
 
+    @property
+    def refused(self) -> bool:
+        """Whether its address has refused the last connection."""
+        return self._refused_since is not None
+
     def hurry(self) -> None:
         """An attempt waits for it: report what is linked, or go on at once where it rests or makes a long pause."""
         if self.stage is Stage.LINKED:
