@@ -135,7 +135,7 @@ def attention(view: View) -> tuple[Condition, ...]:
 
 def _needs_attention(condition: Condition) -> bool:
     match condition.type:
-        case ConditionType.STALLED | ConditionType.REPAIR_STOPPED:
+        case ConditionType.STALLED | ConditionType.REPAIR_STOPPED | ConditionType.PEERS_UNREACHABLE:
             return condition.status is ConditionStatus.TRUE
         case ConditionType.AVAILABLE:
             return condition.status is not ConditionStatus.TRUE and condition.reason != Reason.SCALED_TO_ZERO

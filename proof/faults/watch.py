@@ -112,7 +112,7 @@ def complaints(side: str, body: dict[str, Any]) -> Iterator[tuple[str, str]]:
         side: Of the pool.
         body: The pool.
     """
-    good_if_false = {"Reconciling", "Stalled", "RepairStopped"}
+    good_if_false = {"Reconciling", "Stalled", "RepairStopped", "PeersUnreachable"}
     for one in body.get("status", {}).get("conditions", []):
         good = "False" if one["type"] in good_if_false else "True"
         if one["status"] != good:

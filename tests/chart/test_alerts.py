@@ -18,6 +18,8 @@ MEMORY = "memory.yaml"
 SERVING = "serving.yaml"
 FAILING = "failing.yaml"
 OBJECTS = "objects.yaml"
+REACH = "reach.yaml"
+CUT = '(pdpool_condition{type="PeersUnreachable"})'
 REPAIR = "repair.yaml"
 
 
@@ -181,6 +183,13 @@ MUTATIONS = {
         '(kind, namespace, name, reason) (\n            pdpool_condition{type="RepairStopped"',
         '(kind, namespace, name, reason, pod) (\n            pdpool_condition{type="RepairStopped"',
     ),
+    "a cut fires at once": (REACH, f"{CUT} == 1\n        for: 1m", f"{CUT} == 1\n        for: 0s"),
+    "a cut fires late": (REACH, f"{CUT} == 1\n        for: 1m", f"{CUT} == 1\n        for: 5m"),
+    "a cut never fires": (REACH, f"{CUT} == 1", f"{CUT} > 1"),
+    "any condition is a cut": (REACH, CUT, "(pdpool_condition)"),
+    "a past cut counts": (REACH, CUT, f"(max_over_time{CUT.removesuffix(')')}[5m]))"),
+    "pools with cuts are mixed": (REACH, f"name) {CUT}", f"reason) {CUT}"),
+    "a new leader starts the minute of a cut again": (REACH, f"name) {CUT}", f"name, pod) {CUT}"),
     "a short failure of reconciles fires": (OBJECTS, "for: 5m", "for: 2m"),
     "failing reconciles never fire": (OBJECTS, "failing_seconds) > 0", "failing_seconds) > 6000"),
     "objects are mixed": (OBJECTS, "kind, namespace, name", "kind, namespace"),

@@ -34,6 +34,10 @@ CONDITIONS: Mapping[ConditionType, str] = {
         "Pool with `repair.mode` Enforce only. An instance is at fault, and repair cannot mend it: a person must act. "
         "Present only while it is True."
     ),
+    ConditionType.PEERS_UNREACHABLE: (
+        "Pool only. A decode instance gets no answer from a prefill instance, while both answer the operator. Present "
+        "only while it is True."
+    ),
 }
 
 REASONS: Mapping[str, Mapping[Reason, str]] = {
@@ -120,6 +124,9 @@ REASONS: Mapping[str, Mapping[Reason, str]] = {
     "Held memory": {
         Reason.NOTHING_UNPROVEN: "All held memory can be released.",
         Reason.PEER_UNPROVEN: "An engine holds memory for a peer of which nothing proves that it has ended.",
+    },
+    "Network between engines": {
+        Reason.PEER_SILENT: "A decode instance gets no answer from a prefill instance, while both answer the operator.",
     },
     "Transport": {
         Reason.RDMA_IN_USE: "All paired engines transfer by RDMA.",

@@ -198,8 +198,8 @@ class PoolStatus(Model):
         max_length=MAX_CONDITIONS,
         json_schema_extra=BY_TYPE,
         description=(
-            "Available, Ready, QueuesHealthy, HoldsProvable; Reconciling, Stalled and RepairStopped while they are "
-            "True."
+            "Available, Ready, QueuesHealthy, HoldsProvable; Reconciling, Stalled, RepairStopped and PeersUnreachable "
+            "while they are True."
         ),
     )
 

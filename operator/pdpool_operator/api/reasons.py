@@ -18,6 +18,7 @@ class ConditionType(StrEnum):
     HOLDS_PROVABLE = "HoldsProvable"
     TRANSFER_READY = "TransferReady"
     REPAIR_STOPPED = "RepairStopped"
+    PEERS_UNREACHABLE = "PeersUnreachable"
 
 
 class Reason(StrEnum):
@@ -102,6 +103,9 @@ class Reason(StrEnum):
     # Memory that engines hold for lost peers.
     NOTHING_UNPROVEN = "NothingUnproven"
     PEER_UNPROVEN = "PeerUnproven"
+
+    # Instances that cannot reach each other.
+    PEER_SILENT = "PeerSilent"
 
     # Transport of KV cache.
     RDMA_IN_USE = "RdmaInUse"

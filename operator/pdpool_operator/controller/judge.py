@@ -16,6 +16,7 @@ from ..diagnose.failing import advance
 from ..diagnose.model import Diagnosis, Subject
 from ..diagnose.outcomes import RouterTrack, count_router
 from ..diagnose.pools import diagnose, subjects
+from ..diagnose.reach import with_cuts
 from ..diagnose.standing import Standing
 from ..diagnose.track import RankTrack, follow
 from ..diagnose.transport import with_transports
@@ -91,7 +92,11 @@ class Judge:
         """Return the pool with the instances marked that are to be out of the rotation."""
         out = {uid for uid, standing in self._standings.get(key, {}).items() if standing.out}
         out |= {uid for uid, ejection in self._ejections.get(key, {}).items() if ejection.out}
-        out |= {d.subject.pod.uid for d in self._diagnoses.get(key, ()) if d.unfit and d.subject.pod is not None}
+        out |= {
+            d.subject.pod.uid
+            for d in self._diagnoses.get(key, ())
+            if (d.unfit or d.avoided) and d.subject.pod is not None
+        }
         marked = (replace(i, out=True) if i.pod is not None and i.pod.uid in out else i for i in pool.instances)
         return replace(pool, instances=tuple(marked))
 
@@ -134,7 +139,7 @@ class Judge:
             now=self._now(),
             departures=self._departures_of_partners(key),
         )
-        return with_transports(diagnoses, others, pool.pool.spec.rdma)
+        return with_cuts(with_transports(diagnoses, others, pool.pool.spec.rdma), others, self._now())
 
     def shown(self, key: Key, diagnoses: tuple[Diagnosis, ...]) -> None:
         """Remember that the pool's status shows these diagnoses."""
@@ -277,7 +282,7 @@ def _news(diagnoses: Sequence[Diagnosis]) -> tuple[tuple[int, str, tuple[str, ..
         (
             d.subject.index,
             "" if d.verdict.well else str(d.verdict),
-            (*d.blames, d.unfit, *d.transports),
+            (*d.blames, d.unfit, *d.transports, *map(str, d.cuts)),
             d.out,
         )
         for d in diagnoses

@@ -149,6 +149,25 @@ class Pair:
         return f"{self.writer} reaches {self.target} by {self.transport or 'an unknown transport'} ({self.backend})"
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Cut:
+    """A decode instance that gets no answer from a prefill instance, while both answer the operator."""
+
+    decode: str
+    prefill: str
+    decode_node: str
+    prefill_node: str
+
+    @property
+    def ends(self) -> frozenset[str]:
+        """Names of both instances."""
+        return frozenset({self.decode, self.prefill})
+
+    def __str__(self) -> str:
+        """Say who cannot reach whom."""
+        return f"{self.decode} on {self.decode_node} gets no answer from {self.prefill} on {self.prefill_node}"
+
+
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """The judgement on one instance."""
@@ -166,11 +185,15 @@ class Diagnosis:
     """Why it must not serve, although its pod may be Ready. Empty if it may."""
     ejected: bool = False
     """It was judged Stuck, and has not worked for long enough since."""
+    cuts: tuple[Cut, ...] = ()
+    """Instances of the other side that it cannot reach, or that cannot reach it."""
+    avoided: bool = False
+    """It leaves the rotation so that no request meets a cut. It is not at fault, and works."""
 
     @property
     def out(self) -> bool:
         """Whether routers must not list the instance while a sibling serves."""
-        return self.subject.out or self.ejected or bool(self.unfit)
+        return self.subject.out or self.ejected or bool(self.unfit) or self.avoided
 
     @property
     def transports(self) -> tuple[str, ...]:

@@ -11,6 +11,8 @@ from .model import ConnectorSample, HoldSample, PeerSample, QueueSample, Tally
 MAX_PEERS = 4096
 """Limit of peers per rank."""
 
+MAX_SILENT = 1024
+"""Silent prefills that are read per rank: as many as a connector remembers."""
 MAX_HOLDS = 256
 """Holds that are read per rank. The rest is read once these have been released."""
 
@@ -33,6 +35,16 @@ class _Peer(Answer):
     transport: Name = ""
 
 
+class _Link(Answer):
+    address: Annotated[str, Field(max_length=300)]
+
+
+def _silent(links: Any) -> Any:  # noqa: ANN401 - any JSON, validated next
+    if not isinstance(links, list):
+        return links
+    return [link for link in links if isinstance(link, dict) and link.get("state") == "silent"][:MAX_SILENT]
+
+
 def _first_holds(holds: Any) -> Any:  # noqa: ANN401 - any JSON, validated next
     return holds[:MAX_HOLDS] if isinstance(holds, list) else holds
 
@@ -51,6 +63,7 @@ class _State(Answer):
     engine: Version = ""
     connector_version: Version = ""
     peers: list[_Peer] = Field(default_factory=list, max_length=MAX_PEERS)
+    links: Annotated[list[_Link], BeforeValidator(_silent)] = Field(default_factory=list)
     outcomes: dict[Name, Count] | None = Field(default=None, max_length=16)
     causes: dict[Name, Count] = Field(default_factory=dict, max_length=64)
 
@@ -82,6 +95,7 @@ def parse_state(body: bytes) -> ConnectorSample:
         engine=state.engine,
         version=state.connector_version,
         peers=tuple(PeerSample(peer.incarnation, peer.backend, peer.transport) for peer in state.peers),
+        silent=tuple(link.address for link in state.links),
         ended=_ended(state),
     )
 

@@ -116,6 +116,8 @@ class ConnectorSample:
     version: str = ""
     """Version of the connector. Empty if it reports none."""
     peers: tuple[PeerSample, ...] = ()
+    silent: tuple[str, ...] = ()
+    """At decode: registries of prefills, `host:port`, that do not answer it."""
     ended: Tally | None = None
     """Hand-offs that ended since the incarnation began. `None` if the connector does not report them."""
 
@@ -283,7 +285,7 @@ class ObservedInstance:
     """The controlling owner as `kind/name`. Empty if there is none."""
     owners: FieldOwners = FieldOwners()
     out: bool = False
-    """The instance is Failing, Stuck or unfit, so routers must not list it while a sibling serves."""
+    """The instance is Failing, Stuck, unfit or avoided, so routers must not list it while a sibling serves."""
     kept_out_by: str = ""
     """Name of the `PoolOperation` that keeps the instance out of the rotation. Empty if none does."""
     labels: Mapping[str, str] | None = None

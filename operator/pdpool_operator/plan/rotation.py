@@ -1,7 +1,7 @@
 """Computes the worker list that each router replica should have, and the changes that lead to it.
 
 Per role, let  serving  be the engines that are Ready, neither drain nor terminate, and have an address. Let  out  be
-those that are failing, stuck or unfit (`ObservedInstance.out`). Then
+those that are failing, stuck or unfit, or that avoid a cut between engines (`ObservedInstance.out`). Then
 
     desired = serving and not out          if there are any
     desired = serving                      otherwise, if there are any

@@ -19,6 +19,7 @@ from .chain import ConditionWriter, Rule, Violation, first_violation, shortened,
 from .holds import holds_provable
 from .pods import PodFacts, pod_trouble
 from .queues import oldest_waiting_since, queues_column, queues_healthy
+from .reach import peers_unreachable
 from .serving import CANNOT_SERVE, cannot_serve, fallen, is_ready, serving, silent_nodes
 from .summary import from_faults, restarted_at, summary, update_available
 from .transfer import connectors_in_use, engines_in_use, transfer_ready, transports_in_use
@@ -212,6 +213,7 @@ def _conditions(writer: ConditionWriter, facts: PoolFacts, unready: Violation | 
         queues_healthy(writer, facts.diagnoses),
         holds_provable(writer, facts.unproven),
         *_repair_stopped(writer, facts.stops),
+        *peers_unreachable(writer, facts.diagnoses),
         *transfer_ready(writer, facts.observed.pool.spec.rdma, facts.diagnoses),
     )
 

@@ -73,7 +73,7 @@ def _event(before: Condition | None, after: Condition) -> Event | None:
     if before is not None and (before.status, before.reason) == (after.status, after.reason):
         return None
     reason = Reason(after.reason)
-    if after.type == ConditionType.REPAIR_STOPPED:
+    if after.type in {ConditionType.REPAIR_STOPPED, ConditionType.PEERS_UNREACHABLE}:
         return Event(EventType.WARNING, reason, after.message)
     was = before.status if before is not None else None
     if after.status is ConditionStatus.TRUE and was is ConditionStatus.FALSE:

@@ -12,7 +12,7 @@ from pdpool_operator.api.pools import Pool
 from pdpool_operator.api.reasons import ConditionType, Reason
 from pdpool_operator.api.services import DisaggregatedService
 from pdpool_operator.build.settings import BuildSettings
-from pdpool_operator.diagnose.model import Diagnosis, Pair, Subject, Verdict
+from pdpool_operator.diagnose.model import Cut, Diagnosis, Pair, Subject, Verdict
 from pdpool_operator.diagnose.track import RankTrack
 from pdpool_operator.observe.model import HoldSample, ObservedInstance, ObservedRouter, ObservedService
 from pdpool_operator.plan.fences import Unproven
@@ -420,6 +420,7 @@ OTHER_CONDITIONS: tuple[Callable[[], Shown], ...] = (
             Reason.REPAIR_BUDGET_SPENT,
         )
     ),
+    lambda: shown_pool(one(), verdicts=(replace(sampled(), cuts=(Cut("chat-decode-0", "chat-prefill-0", "a", "b"),)),)),
     *(
         lambda transports=transports: shown_pool(one(), pool=RDMA_POOL, verdicts=(paired(*transports),))  # type: ignore[misc]
         for transports in ((), ("",), ("rdma",), ("tcp",))

@@ -86,6 +86,8 @@ def test_what_is_the_same_is_never_written() -> None:
         (None, ("Available", "False", "NoPods"), None),
         (None, ("Stalled", "True", "TemplateInvalid"), None),
         (None, ("RepairStopped", "True", "ManyAtFault"), EventType.WARNING),
+        (None, ("PeersUnreachable", "True", "PeerSilent"), EventType.WARNING),
+        (("PeersUnreachable", "True", "PeerSilent"), ("PeersUnreachable", "True", "PeerSilent"), None),
         (("RepairStopped", "True", "ManyAtFault"), ("RepairStopped", "True", "RestartDidNotHelp"), EventType.WARNING),
         (("RepairStopped", "True", "ManyAtFault"), ("RepairStopped", "True", "ManyAtFault"), None),
         (("Reconciling", "True", "Starting"), ("Reconciling", "True", "Updating"), None),

@@ -1,0 +1,80 @@
+"""Finds pairs of engines that cannot reach each other, and decides which of them leave the rotation for it. Pure.
+
+A *cut* is a decode instance that gets no answer from a prefill instance, while the operator gets answers from both. So
+none of the two is at fault: the network between them is. Each request to such a pair costs its client `match_s` of the
+connector, and then fails.
+
+Instances leave the rotation until no cut has both ends in it: first the one with the most cuts, of equal ones the
+decode, then the last by name. The last instance of a side stays. If a cut would remain, nobody leaves: then the cause
+is a common one, and fewer instances would not help.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from ..api.names import Role
+from .evidence import STALE
+from .model import Cut, Diagnosis, Subject
+
+
+def with_cuts(diagnoses: Sequence[Diagnosis], others: Sequence[Subject], now: datetime) -> tuple[Diagnosis, ...]:
+    """Return the diagnoses of one pool with each instance's cuts, and whether it leaves the rotation for them.
+
+    Args:
+        diagnoses: of the instances of one pool.
+        others: instances of the other role that work with them.
+        now: the present time.
+    """
+    there = [one for one in (*(d.subject for d in diagnoses), *others) if _is_in_service(one, now)]
+    cuts = tuple(sorted(set(_cuts(there))))
+    if not cuts:
+        return tuple(diagnoses)
+    leaving = _leaving(cuts, there)
+    return tuple(
+        replace(
+            diagnosis,
+            cuts=tuple(cut for cut in cuts if diagnosis.subject.name in cut.ends),
+            avoided=diagnosis.subject.name in leaving,
+        )
+        for diagnosis in diagnoses
+    )
+
+
+def _is_in_service(subject: Subject, now: datetime) -> bool:
+    """Whether the instance could serve, and all its connectors answered lately."""
+    pod = subject.pod
+    if pod is None or not pod.ready or pod.terminating or subject.leaving or subject.out:
+        return False
+    answers = [track.answered_at for track in subject.tracks]
+    return bool(answers) and all(at is not None and now - at <= STALE for at in answers)
+
+
+def _cuts(subjects: Sequence[Subject]) -> Iterator[Cut]:
+    prefills = {s.pod.ip: s for s in subjects if s.role is Role.PREFILL and s.pod is not None and s.pod.ip}
+    for subject in subjects:
+        if subject.role is not Role.DECODE:
+            continue
+        for track in subject.tracks:
+            for address in track.answer.silent if track.answer is not None else ():
+                if (prefill := prefills.get(address.rpartition(":")[0].strip("[]"))) is not None:
+                    yield Cut(subject.name, prefill.name, _node(subject), _node(prefill))
+
+
+def _node(subject: Subject) -> str:
+    return subject.pod.node if subject.pod is not None and subject.pod.node else "unknown node"
+
+
+def _leaving(cuts: Sequence[Cut], subjects: Sequence[Subject]) -> frozenset[str]:
+    role = {subject.name: subject.role for subject in subjects}
+    left = Counter(role.values())
+    leaving: set[str] = set()
+    while open_cuts := [cut for cut in cuts if not cut.ends & leaving]:
+        counts = Counter(name for cut in open_cuts for name in cut.ends if left[role[name]] > 1)
+        if not counts:
+            return frozenset()
+        chosen = max(counts, key=lambda name: (counts[name], role[name] is Role.DECODE, name))
+        left[role[chosen]] -= 1
+        leaving.add(chosen)
+    return frozenset(leaving)
