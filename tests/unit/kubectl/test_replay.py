@@ -166,9 +166,9 @@ def test_false_alarm_becomes_a_failing_test(recorded: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", f"the field format must be '{FORMAT}', not None"),
+        ("{}", f"the field format must be '{FORMAT}' or 'pdpool-recording/1', not None"),
         ("[", "Expecting value"),
-        (json.dumps({"format": FORMAT, "looks": [{"at": 1}]}), "a look is not as version 1 of the format has it"),
+        (json.dumps({"format": FORMAT, "looks": [{"at": 1}]}), f"a look is not as {FORMAT} has it"),
     ],
 )
 def test_foreign_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
