@@ -11,12 +11,17 @@ from typing import Any
 import pytest
 from aiohttp import web
 from click.testing import CliRunner
+from kubernetes.aio.client import ApiClient, Configuration
 from pdpool_kubectl.cli import cli
+from pdpool_kubectl.record import record as take_looks
+from pdpool_kubectl.recorded_samples import RecordedSamples
 from pdpool_kubectl.recording import FORMAT, Answers, Look, load
 from pdpool_operator.api import names
+from pdpool_operator.api.engine import EngineType
 from pdpool_operator.api.names import Role
 from pdpool_operator.observe.cluster import DECODE_POOLS, PREFILL_POOLS
-from pdpool_operator.runtime.api import PODS, STATEFUL_SETS
+from pdpool_operator.observe.sampler import Target
+from pdpool_operator.runtime.api import PODS, STATEFUL_SETS, Api
 
 from tests.fake_api import Call, FakeApi
 
@@ -161,6 +166,72 @@ def test_false_alarm_becomes_a_failing_test(recorded: Path) -> None:
         check()
     lasting(recorded, 0.1)
     check()
+
+
+def test_recording_of_version_1_is_replayed(recorded: Path) -> None:
+    lasting(recorded, 0.1, 20.0, 40.0)
+    code, expected = run("replay", str(recorded))
+    body = json.loads(recorded.read_text()) | {"format": "pdpool-recording/1"}
+    for look in body["looks"]:
+        sides = {"prefill": {"selector": {"app": "p"}}, "decode": {"selector": {"app": "d"}}}
+        look["services"].append(look["services"][0] | {"spec": sides, "metadata": {"name": "w", "namespace": "llm"}})
+        for answers in look["answers"].values():
+            del answers["metrics"]
+    recorded.write_text(json.dumps(body))
+    assert run("replay", str(recorded)) == (code, expected)
+
+
+SILENT = {"error": "timeout"}
+
+
+def at(answers: Answers) -> Look:
+    return Look(SINCE, [], [], [], [], {"u": answers})
+
+
+def ranks(pod: Target, *answers: Answers) -> list[int]:
+    """Ranks of the last of these looks."""
+    recorded = RecordedSamples()
+    samples = [recorded.of(at(one), [pod]) for one in answers]
+    return [sample.rank for sample in samples[-1][pod]]
+
+
+class TestRanks:
+    """Of pods that do not answer in the second look."""
+
+    def test_silent_stock_engine_keeps_its_ranks(self) -> None:
+        pod = Target("llm", "service/x", Role.DECODE, 0, "u", "10.0.0.1", EngineType.SGLANG, has_connector=False)
+        loads = {"body": {"loads": [{"dp_rank": 0}, {"dp_rank": 1}]}}
+        assert ranks(pod, Answers(SINCE, SINCE, [], loads), Answers(SINCE, SINCE, [], SILENT)) == [0, 1]
+
+    def test_rank_without_a_scheduler_of_its_own_is_no_error(self) -> None:
+        pod = Target("llm", "chat", Role.DECODE, 0, "u", "10.0.0.1")
+        both = Answers(SINCE, SINCE, [{"body": state(0.1)}] * 2, {"body": {"loads": [{"dp_rank": 0}]}})
+        (samples,) = RecordedSamples().of(at(both), [pod]).values()
+        assert [sample.engine_error for sample in samples] == ["", ""]
+
+
+async def test_rank_that_was_silent_is_asked_again(api: FakeApi) -> None:
+    put_engines(api)
+    silent = False
+
+    async def answer(_: web.Request, call: Call) -> web.StreamResponse | None:
+        if "/proxy/" not in call.path:
+            return None
+        if silent and ":9400/" in call.path:
+            return web.json_response({"message": "timeout"}, status=503)
+        return web.json_response(state(0.1) | {"ranks": 2})
+
+    def fall_silent(_: str) -> None:
+        nonlocal silent
+        silent = True
+
+    api.fault = answer
+    async with ApiClient(Configuration(host=api.url)) as client:
+        looks = await take_looks(Api(client), "llm", 0.0015, fall_silent, every_s=0.001)
+    assert [{len(one.connectors) for one in look.answers.values()} for look in looks] == [{2}, {2}]
+    assert {tuple("error" in one for one in answers.connectors) for answers in looks[1].answers.values()} == {
+        (True, False)
+    }
 
 
 @pytest.mark.parametrize(
