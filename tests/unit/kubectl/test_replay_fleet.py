@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
+from pdpool_kubectl.observer import Observer
 from pdpool_kubectl.record import record
 from pdpool_kubectl.recording import Look, dump
 from pdpool_kubectl.replay import Change, replay
@@ -233,13 +234,15 @@ class TestQuestions:
         (look,) = await fleet.recorded(1)
         assert asked(look) == {"prefill-x", "decode-x"}
 
-    async def test_pod_of_two_services_is_asked_as_the_first_ones(self, fleet: Fleet) -> None:
-        put_pod(fleet.api, "lone", "other", "127.0.0.1")
+    async def test_pod_of_two_services_stays_with_the_first(self, fleet: Fleet) -> None:
         sides = {"prefill": {"selector": {"app": "prefill"}}, "decode": {"selector": {"app": "other"}}}
+        (first,) = await fleet.recorded(1)
         fleet.api.put(SERVICES_PD, "llm", "another", {"metadata": {}, "spec": sides})
-        (look,) = await fleet.recorded(1)
-        assert asked(look) == {"prefill-x", "decode-x", "lone"}
-        assert fleet.servers["prefill"].asked["/v1/loads"] == 1
+        (second,) = await fleet.recorded(1)
+        observer = Observer()
+        for look in (first, replace(second, services=second.services[::-1])):
+            found = {one.key.name: [t.port for t in one.targets] for one in observer.observe(look)[::2]}
+        assert found == {"service/another": [], "service/watched": [PORT]}
 
     async def test_connector_of_pdpool_is_asked_in_place_of_metrics(self, fleet: Fleet) -> None:
         binding = {"selector": {"app": "decode"}, "port": PORT, "connector": "Pdpool"}
