@@ -36,7 +36,7 @@ class Questions:
         self._slots = asyncio.Semaphore(CONCURRENCY)
 
     async def ask(self, pod: str, target: Target, before: Answers | None) -> Answers:
-        """Ask one pod by name. `before` has its answers in the last look, which tell the number of its ranks."""
+        """Ask one pod by name. `before` has its answers of the last look: so many ranks are asked."""
         asked_at, budget = now(), ByteBudget(LOOK_BYTES, ANSWER_BYTES)
         loads = self._json(pod, target.port, engine_of(target.engine).loads_path, budget)
         if target.has_connector:

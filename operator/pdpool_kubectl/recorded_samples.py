@@ -55,9 +55,14 @@ def _samples(target: Target, answers: Answers, known: Set[int]) -> list[RankSamp
 def _parsed(answer: dict[str, Any], parser: Callable[[bytes], T], missing: T) -> tuple[T, str]:
     """Return what an answer says, or `missing` and the reason."""
     if "error" in answer:
-        return missing, str(answer["error"])
+        return missing, _as_the_sampler_says(str(answer["error"]))
     text = answer["text"] if "text" in answer else json.dumps(answer["body"])
     try:
         return parser(text.encode()), ""
     except Unanswered as error:
         return missing, str(error)
+
+
+def _as_the_sampler_says(error: str) -> str:
+    """Return the reason in the words of the sampler, if diagnosis depends on it: the API server's proxy has others."""
+    return "refused" if "connection refused" in error else error

@@ -217,8 +217,8 @@ def ranks(pod: Target, *answers: Answers) -> list[int]:
     return [sample.rank for sample in samples[-1][pod]]
 
 
-class TestRanks:
-    """Of pods that do not answer in the second look."""
+class TestSamples:
+    """Recorded answers, as the operator's sampler takes them."""
 
     def test_silent_stock_engine_keeps_its_ranks(self) -> None:
         pod = Target("llm", "service/x", Role.DECODE, 0, "u", "10.0.0.1", EngineType.SGLANG, has_connector=False)
@@ -230,6 +230,12 @@ class TestRanks:
         both = Answers(SINCE, SINCE, [{"body": state(0.1)}] * 2, {"body": {"loads": [{"dp_rank": 0}]}})
         (samples,) = RecordedSamples().of(at(both), [pod]).values()
         assert [sample.engine_error for sample in samples] == ["", ""]
+
+    def test_connection_that_the_proxy_cannot_open_is_refused(self) -> None:
+        pod = Target("llm", "chat", Role.DECODE, 0, "u", "10.0.0.1")
+        error = {"error": "503: error trying to reach service: dial tcp 10.0.0.1:9400: connect: connection refused"}
+        (samples,) = RecordedSamples().of(at(Answers(SINCE, SINCE, [error], SILENT)), [pod]).values()
+        assert (samples[0].connector_error, samples[0].engine_error) == ("refused", "timeout")
 
 
 async def test_rank_that_was_silent_is_asked_again(api: FakeApi) -> None:

@@ -295,7 +295,7 @@ async def endless(status: int, request: web.Request) -> web.StreamResponse:
 
 
 class TestTextOfAPod:
-    """Behind the proxy of the API server, which passes on whatever a pod answers."""
+    """Behind the proxy of the API server, which passes on each answer of a pod."""
 
     PATH = "/api/v1/namespaces/llm/pods/x:30000/proxy/metrics"
 
