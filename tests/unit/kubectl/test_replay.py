@@ -11,17 +11,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 from click.testing import CliRunner
-from kubernetes.aio.client import ApiClient, Configuration
 from pdpool_kubectl.cli import cli
-from pdpool_kubectl.record import record as take_looks
-from pdpool_kubectl.recorded_samples import RecordedSamples
 from pdpool_kubectl.recording import FORMAT, Answers, Look, load
 from pdpool_operator.api import names
-from pdpool_operator.api.engine import EngineType
 from pdpool_operator.api.names import Role
 from pdpool_operator.observe.cluster import DECODE_POOLS, PREFILL_POOLS
-from pdpool_operator.observe.sampler import Target
-from pdpool_operator.runtime.api import PODS, STATEFUL_SETS, Api
+from pdpool_operator.runtime.api import PODS, STATEFUL_SETS
 
 from tests.fake_api import Call, FakeApi
 
@@ -203,63 +198,19 @@ def test_recording_of_version_1_is_replayed(recorded: Path) -> None:
     assert run("replay", str(recorded)) == (code, expected)
 
 
-SILENT = {"error": "timeout"}
-
-
-def at(answers: Answers) -> Look:
-    return Look(SINCE, [], [], [], [], {"u": answers})
-
-
-def ranks(pod: Target, *answers: Answers) -> list[int]:
-    """Ranks of the last of these looks."""
-    recorded = RecordedSamples()
-    samples = [recorded.of(at(one), [pod]) for one in answers]
-    return [sample.rank for sample in samples[-1][pod]]
-
-
-class TestSamples:
-    """Recorded answers, as the operator's sampler takes them."""
-
-    def test_silent_stock_engine_keeps_its_ranks(self) -> None:
-        pod = Target("llm", "service/x", Role.DECODE, 0, "u", "10.0.0.1", EngineType.SGLANG, has_connector=False)
-        loads = {"body": {"loads": [{"dp_rank": 0}, {"dp_rank": 1}]}}
-        assert ranks(pod, Answers(SINCE, SINCE, [], loads), Answers(SINCE, SINCE, [], SILENT)) == [0, 1]
-
-    def test_rank_without_a_scheduler_of_its_own_is_no_error(self) -> None:
-        pod = Target("llm", "chat", Role.DECODE, 0, "u", "10.0.0.1")
-        both = Answers(SINCE, SINCE, [{"body": state(0.1)}] * 2, {"body": {"loads": [{"dp_rank": 0}]}})
-        (samples,) = RecordedSamples().of(at(both), [pod]).values()
-        assert [sample.engine_error for sample in samples] == ["", ""]
-
-    def test_connection_that_the_proxy_cannot_open_is_refused(self) -> None:
-        pod = Target("llm", "chat", Role.DECODE, 0, "u", "10.0.0.1")
-        error = {"error": "503: error trying to reach service: dial tcp 10.0.0.1:9400: connect: connection refused"}
-        (samples,) = RecordedSamples().of(at(Answers(SINCE, SINCE, [error], SILENT)), [pod]).values()
-        assert (samples[0].connector_error, samples[0].engine_error) == ("refused", "timeout")
-
-
-async def test_rank_that_was_silent_is_asked_again(api: FakeApi) -> None:
-    put_engines(api)
-    silent = False
-
-    async def answer(_: web.Request, call: Call) -> web.StreamResponse | None:
-        if "/proxy/" not in call.path:
-            return None
-        if silent and ":9400/" in call.path:
-            return web.json_response({"message": "timeout"}, status=503)
-        return web.json_response(state(0.1) | {"ranks": 2})
-
-    def fall_silent(_: str) -> None:
-        nonlocal silent
-        silent = True
-
-    api.fault = answer
-    async with ApiClient(Configuration(host=api.url)) as client:
-        looks = await take_looks(Api(client), "llm", 0.0015, fall_silent, every_s=0.001)
-    assert [{len(one.connectors) for one in look.answers.values()} for look in looks] == [{2}, {2}]
-    assert {tuple("error" in one for one in answers.connectors) for answers in looks[1].answers.values()} == {
-        (True, False)
-    }
+@pytest.mark.parametrize(("limit", "verdict"), [(30, "Unknown"), (5, "Stuck")])
+def test_limit_of_the_service_that_binds_a_pool_applies(recorded: Path, limit: int, verdict: str) -> None:
+    lasting(recorded, *[0.1] * 5)
+    body = json.loads(recorded.read_text())
+    for look in body["looks"]:
+        look["services"][0]["spec"]["stuckAfterSeconds"] = limit
+        uid = next(pod["metadata"]["uid"] for pod in look["pods"] if role_of(pod) == Role.PREFILL)
+        queue = {"prefill_bootstrap": {"reqs": 3, "oldest_s": 50.0, "moved_total": 0}}
+        look["answers"][uid]["connectors"] = [{"body": state(0.1) | {"queues": queue}}]
+    recorded.write_text(json.dumps(body))
+    _, text = run("replay", str(recorded), "-o", "json")
+    changes = [change for change in json.loads(text)["changes"] if change["instance"] == "chat-prefill-0"]
+    assert changes[-1]["verdict"] == verdict
 
 
 @pytest.mark.parametrize(
