@@ -198,12 +198,15 @@ def test_recording_of_version_1_is_replayed(recorded: Path) -> None:
     assert run("replay", str(recorded)) == (code, expected)
 
 
-@pytest.mark.parametrize(("limit", "verdict"), [(30, "Unknown"), (5, "Stuck")])
-def test_limit_of_the_service_that_binds_a_pool_applies(recorded: Path, limit: int, verdict: str) -> None:
+@pytest.mark.parametrize(("limit", "verdict"), [(30, "Unknown"), (5, "Stuck"), (None, "Unknown")])
+def test_limit_of_the_service_that_binds_a_pool_applies(recorded: Path, limit: int | None, verdict: str) -> None:
+    """Without a service, the default limit applies."""
     lasting(recorded, *[0.1] * 5)
     body = json.loads(recorded.read_text())
     for look in body["looks"]:
-        look["services"][0]["spec"]["stuckAfterSeconds"] = limit
+        for service in look["services"]:
+            service["spec"]["stuckAfterSeconds"] = limit
+        look["services"] = look["services"] if limit else []
         uid = next(pod["metadata"]["uid"] for pod in look["pods"] if role_of(pod) == Role.PREFILL)
         queue = {"prefill_bootstrap": {"reqs": 3, "oldest_s": 50.0, "moved_total": 0}}
         look["answers"][uid]["connectors"] = [{"body": state(0.1) | {"queues": queue}}]
