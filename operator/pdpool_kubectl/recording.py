@@ -1,8 +1,8 @@
 """The file of `record`: what an operator would have observed, look by look, without secrets.
 
 Kept of an object are its names, labels, pdpool's annotations, owners, the numbers that diagnosis reads, and a pod's
-status. Pod templates, environment and other annotations are left out. Answers of engines are kept whole: they hold
-counters and ids, and no prompts.
+status. Pod templates, environment and other annotations are left out. Reports of connectors and schedulers are kept
+whole: they hold counters and ids, and no prompts. Of `/metrics`, only the lines that diagnosis reads are kept.
 """
 
 import json
@@ -13,7 +13,9 @@ from typing import Any
 
 from pdpool_operator.api import names
 
-FORMAT = "pdpool-recording/1"
+FORMAT = "pdpool-recording/2"
+READABLE = (FORMAT, "pdpool-recording/1")
+"""Version 1 has no pods of services with selectors, and no `/metrics`."""
 MAX_BYTES = 512 << 20
 
 Object = dict[str, Any]
@@ -25,13 +27,24 @@ class RecordingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What one pod answered in one look. Each answer is `{"body": ...}` or `{"error": "..."}`."""
+    """What one pod answered in one look.
+
+    Each answer is `{"body": JSON}`, `{"text": "..."}` of `/metrics`, or `{"error": "..."}`.
+    """
 
     asked_at: str
     at: str
     connectors: list[Object]
     """By rank. Empty if the engine has no connector of pdpool."""
     engine: Object
+    metrics: Object | None = None
+    """None if they were not asked for."""
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """Why questions were not answered."""
+        every = (*self.connectors, self.engine, self.metrics or {})
+        return tuple(str(one["error"]) for one in every if "error" in one)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +78,15 @@ def load(path: Path) -> tuple[Look, ...]:
     except (OSError, ValueError) as error:
         raise RecordingError(f"{path}: {error}") from error
     found = body.get("format") if isinstance(body, dict) else None
-    if found != FORMAT:
-        raise RecordingError(f"{path}: the field format must be {FORMAT!r}, not {found!r}")
+    if found not in READABLE:
+        raise RecordingError(f"{path}: the field format must be {' or '.join(map(repr, READABLE))}, not {found!r}")
     try:
         return tuple(
             Look(**look | {"answers": {uid: Answers(**one) for uid, one in look["answers"].items()}})
             for look in body["looks"]
         )
     except (AttributeError, KeyError, TypeError) as error:
-        raise RecordingError(f"{path}: a look is not as version 1 of the format has it: {error}") from error
+        raise RecordingError(f"{path}: a look is not as {found} has it: {error}") from error
 
 
 def kept(body: Object, spec: Object, *, status: bool = False) -> Object:

@@ -38,7 +38,7 @@ from .lives import Lives
 from .model import ObservedFleet, ObservedInstance, ObservedPod, ObservedPool, ObservedRouter, ObservedService
 from .router_pods import own_pods
 from .routers import RouterClient
-from .sampler import Sampler, Target
+from .sampler import Sampler, pool_targets
 
 Object = dict[str, Any]
 
@@ -337,21 +337,7 @@ class Cluster:
         ]
 
     async def _watch(self, pool: Pool, instances: Iterable[ObservedInstance]) -> None:
-        meta, kind = pool.metadata, engine_of(pool.spec.engine.type)
-        targets = [
-            Target(
-                meta.namespace,
-                meta.name,
-                pool.role,
-                instance.index,
-                pod.uid,
-                pod.ip,
-                kind.type,
-                kind.has_connector(pool),
-            )
-            for instance in instances
-            if instance.belongs_to(meta.uid) and (pod := instance.pod) and pod.ip and pod.phase == "Running"
-        ]
+        meta, targets = pool.metadata, pool_targets(pool, instances)
         await self._sampler.watch(meta.namespace, meta.name, pool.role, targets)
 
     async def _with_events(

@@ -32,6 +32,18 @@ class ByteBudget:
         if self.left < 0:
             raise Unanswered("invalid: the answers of this pod are too long together")
 
+    def counting(self, sift: Callable[[bytes], bytes] = bytes) -> Callable[[bytes], bytes]:
+        """Return a function that counts each part of one answer, and returns what `sift` keeps of it."""
+        received = 0
+
+        def take(part: bytes) -> bytes:
+            nonlocal received
+            received += len(part)
+            self.spend(len(part), received)
+            return sift(part)
+
+        return take
+
 
 class Unanswered(Exception):  # noqa: N818 - not an error of ours but the state of the pod
     """There is no usable answer. The text gives the reason: `timeout`, `refused`, `http 503`, `invalid: …`."""
@@ -79,17 +91,15 @@ async def request(
     Raises:
         Unanswered: there is no answer within `timeout_s`, connecting included, or it is too long.
     """
-    budget = budget or ByteBudget(BODY_LIMIT, BODY_LIMIT)
+    take = (budget or ByteBudget(BODY_LIMIT, BODY_LIMIT)).counting(sift)
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     try:
         async with http.request(
             method, url, timeout=timeout, headers=headers, json=json, allow_redirects=False
         ) as answer:
-            body, received = bytearray(), 0
+            body = bytearray()
             async for chunk in answer.content.iter_chunked(CHUNK):
-                received += len(chunk)
-                budget.spend(len(chunk), received)
-                body += sift(chunk)
+                body += take(chunk)
             return answer.status, bytes(body)
     except TimeoutError as error:
         raise Unanswered(TIMED_OUT) from error

@@ -19,11 +19,13 @@ from pydantic import ValidationError
 
 from ..api.engine import EngineType
 from ..api.names import ENGINE_HTTP_PORT, Role, admin_url, engine_url
+from ..api.pools import Pool
 from ..engines import engine_of
 from .connector_state import parse_state
-from .engine_metrics import METRICS_BYTES, MetricsReading, Sieve, joined, parse_metrics
+from .engine_metrics import METRICS_BYTES, MetricsReading, Sieve, parse_metrics
 from .http import TIMED_OUT, ByteBudget, Unanswered, invalid, request
-from .model import ConnectorSample, EngineSample, RankSample
+from .model import ConnectorSample, EngineSample, ObservedInstance, RankSample
+from .rank_samples import EngineAnswer, connector_samples, native_samples
 
 INTERVAL_S = 3.0
 JITTER = 0.2
@@ -55,6 +57,25 @@ class Target:
     """Port of the engine's HTTP endpoints."""
     asks_metrics: bool = False
     """The engine's `/metrics` are read too. Only without a connector."""
+
+
+def pool_targets(pool: Pool, instances: Iterable[ObservedInstance]) -> list[Target]:
+    """Return the pods of a pool that are sampled: those that run, of its own instances."""
+    meta, kind = pool.metadata, engine_of(pool.spec.engine.type)
+    return [
+        Target(
+            meta.namespace,
+            meta.name,
+            pool.role,
+            instance.index,
+            pod.uid,
+            pod.ip,
+            kind.type,
+            kind.has_connector(pool),
+        )
+        for instance in instances
+        if instance.belongs_to(meta.uid) and (pod := instance.pod) and pod.ip and pod.phase == "Running"
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,25 +202,12 @@ class Sampler:
             return await self._sample_native(target)
         asked_at = self._now()
         known, budget = max(1, len(self.newest(target.pod_uid))), ByteBudget(LOOK_BYTES, ANSWER_BYTES)
-        (engines, engine_error), connectors = await asyncio.gather(
+        (engines, error), connectors = await asyncio.gather(
             self._ask_engine(target, budget), self._ask_connectors(target, range(known), budget)
         )
         said = max((one.ranks for one, _ in connectors if one is not None), default=known)
         connectors = [*connectors[:said], *await self._ask_connectors(target, range(known, said), budget)]
-        at = self._now()
-        return [
-            RankSample(
-                rank=rank,
-                pod_uid=target.pod_uid,
-                at=at,
-                asked_at=asked_at,
-                connector=connector,
-                engine=engines.get(rank),
-                connector_error=error,
-                engine_error=_why_no_engine(rank, engines, engine_error),
-            )
-            for rank, (connector, error) in enumerate(connectors)
-        ]
+        return connector_samples(EngineAnswer(target.pod_uid, asked_at, self._now(), engines, error), connectors)
 
     async def _sample_native(self, target: Target) -> list[RankSample]:
         """Sample a pod without pdpool's connector: the engine alone says which ranks there are."""
@@ -207,22 +215,9 @@ class Sampler:
         (engines, error), (metrics, metrics_error) = await asyncio.gather(
             self._ask_engine(target, ByteBudget(LOOK_BYTES, ANSWER_BYTES)), self._ask_metrics(target)
         )
-        engines = joined(engines, metrics, engine_of(target.engine).metric_names)
-        ranks = sorted(engines) or sorted(self.newest(target.pod_uid)) or [0]
-        return [
-            RankSample(
-                rank=rank,
-                pod_uid=target.pod_uid,
-                at=self._now(),
-                asked_at=asked_at,
-                connector=None,
-                engine=engines.get(rank),
-                engine_error="" if rank in engines else error or "invalid: rank not listed",
-                has_connector=False,
-                metrics_error=metrics_error,
-            )
-            for rank in ranks
-        ]
+        answer = EngineAnswer(target.pod_uid, asked_at, self._now(), engines, error)
+        names, known = engine_of(target.engine).metric_names, self.newest(target.pod_uid)
+        return native_samples(answer, metrics, metrics_error, names, known)
 
     async def _ask_connectors(
         self, target: Target, ranks: Iterable[int], budget: ByteBudget
@@ -285,13 +280,6 @@ class Sampler:
         del self._targets[uid], self._due[uid], self._late[uid]
         self._looked.pop(uid).set()
         self._newest.pop(uid, None)
-
-
-def _why_no_engine(rank: int, engines: Mapping[int, EngineSample], error: str) -> str:
-    """Ranks that share a scheduler are counted together, at the first one."""
-    if rank in engines or error:
-        return error
-    return "" if 0 in engines else "invalid: rank not listed"
 
 
 def parse_loads(body: bytes, role: Role, kind: EngineType) -> Mapping[int, EngineSample]:

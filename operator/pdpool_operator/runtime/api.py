@@ -26,6 +26,8 @@ PAGE_LIMIT = 500
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 LINE_LIMIT = 16 << 20
 """Bytes of one event of a watch. The API server stores objects of at most 1.5 MiB."""
+PART_BYTES = 1 << 16
+ERROR_BYTES = 1 << 20
 HISTORY_S = 5
 """Seconds for which the API server keeps a history request open. Remembered events arrive at once."""
 
@@ -310,9 +312,13 @@ class Api:
         except NotFoundError:
             return None
 
-    async def text(self, resource: Resource, path: str) -> str:
-        """Return the text at a path, such as that of a pod behind the API server's proxy."""
-        return (await self._send("get", resource, path, accept="*/*")).decode(errors="replace")
+    async def text(self, resource: Resource, path: str, *, take: Callable[[bytes], bytes] = bytes) -> str:
+        """Return the text at a path, such as that of a pod behind the API server's proxy.
+
+        `take` gets each part of the answer, and returns what is kept of it. It may raise, which ends the call.
+        """
+        answer = await self._send("get", resource, path, accept="*/*", take=take)
+        return answer.decode(errors="replace")
 
     async def openapi(self, group: str, version: str) -> Object:
         """Return the OpenAPI v3 document of a group and version."""
@@ -500,6 +506,7 @@ class Api:
         content: str = "application/json",
         accept: str = "application/json",
         budget_s: float = math.inf,
+        take: Callable[[bytes], bytes] = bytes,
     ) -> bytes:
         timeout_s = min(self._timeout_s, budget_s)
         method = {"create": "POST", "update": "PUT", "patch": "PATCH", "delete": "DELETE"}.get(verb, "GET")
@@ -507,7 +514,7 @@ class Api:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
             answer = await self._request(method, path, query, timeout, body=body, content=content, accept=accept)
-            data: bytes = await answer.read()
+            data = await (_body(answer, take) if 200 <= answer.status < 300 else _error_body(answer))
             status = answer.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = f"no answer within {timeout_s:.1f} s" if isinstance(error, TimeoutError) else str(error)
@@ -541,6 +548,26 @@ class Api:
         )
         response: aiohttp.ClientResponse = answer.response
         return response
+
+
+async def _body(answer: aiohttp.ClientResponse, take: Callable[[bytes], bytes]) -> bytes:
+    """Return what `take` keeps of a body."""
+    kept = bytearray()
+    async with answer:  # closes the connection if not all was read
+        async for part in answer.content.iter_chunked(PART_BYTES):
+            kept += take(part)
+    return bytes(kept)
+
+
+async def _error_body(answer: aiohttp.ClientResponse) -> bytes:
+    """Return the body of a refusal, at most `ERROR_BYTES`: behind the proxy, it is a pod's own."""
+    body = bytearray()
+    async with answer:
+        async for part in answer.content.iter_chunked(PART_BYTES):
+            body += part
+            if len(body) > ERROR_BYTES:
+                break
+    return bytes(body[:ERROR_BYTES])
 
 
 async def _lines(content: aiohttp.StreamReader, what: str) -> AsyncIterator[bytes]:

@@ -163,12 +163,65 @@ def test_false_alarm_becomes_a_failing_test(recorded: Path) -> None:
     check()
 
 
+def role_of(obj: dict[str, Any]) -> str:
+    return "decode" if obj["kind"] == "DecodePool" else obj["metadata"].get("labels", {}).get(names.LABEL_ROLE, "")
+
+
+@pytest.mark.parametrize("unbound", [False, True])
+def test_deleted_pool_is_blamed_no_longer(recorded: Path, unbound: bool) -> None:
+    """Its engine was frozen. Requests wait in prefill after the pool's deletion, or after that of the service."""
+    lasting(recorded, *[40.0] * 4)
+    body = json.loads(recorded.read_text())
+    for look in body["looks"][2:]:
+        for part in ("services",) if unbound else ("pools", "stateful_sets", "pods"):
+            look[part] = [one for one in look[part] if not unbound and role_of(one) != Role.DECODE]
+        uid = next(pod["metadata"]["uid"] for pod in look["pods"] if role_of(pod) == Role.PREFILL)
+        queue = {"prefill_bootstrap": {"reqs": 3, "oldest_s": 50.0, "moved_total": 0}}
+        look["answers"][uid]["connectors"] = [{"body": state(0.1) | {"queues": queue}}]
+    recorded.write_text(json.dumps(body))
+    _, text = run("replay", str(recorded))
+    last = text.splitlines()[-1]
+    assert "chat-prefill-0" in last
+    assert "chat-decode-0" not in last
+
+
+def test_recording_of_version_1_is_replayed(recorded: Path) -> None:
+    lasting(recorded, 0.1, 20.0, 40.0)
+    code, expected = run("replay", str(recorded))
+    body = json.loads(recorded.read_text()) | {"format": "pdpool-recording/1"}
+    for look in body["looks"]:
+        sides = {"prefill": {"selector": {"app": "p"}}, "decode": {"selector": {"app": "d"}}}
+        look["services"].append(look["services"][0] | {"spec": sides, "metadata": {"name": "w", "namespace": "llm"}})
+        for answers in look["answers"].values():
+            del answers["metrics"]
+    recorded.write_text(json.dumps(body))
+    assert run("replay", str(recorded)) == (code, expected)
+
+
+@pytest.mark.parametrize(("limit", "verdict"), [(30, "Unknown"), (5, "Stuck"), (None, "Unknown")])
+def test_limit_of_the_service_that_binds_a_pool_applies(recorded: Path, limit: int | None, verdict: str) -> None:
+    """Without a service, the default limit applies."""
+    lasting(recorded, *[0.1] * 5)
+    body = json.loads(recorded.read_text())
+    for look in body["looks"]:
+        for service in look["services"]:
+            service["spec"]["stuckAfterSeconds"] = limit
+        look["services"] = look["services"] if limit else []
+        uid = next(pod["metadata"]["uid"] for pod in look["pods"] if role_of(pod) == Role.PREFILL)
+        queue = {"prefill_bootstrap": {"reqs": 3, "oldest_s": 50.0, "moved_total": 0}}
+        look["answers"][uid]["connectors"] = [{"body": state(0.1) | {"queues": queue}}]
+    recorded.write_text(json.dumps(body))
+    _, text = run("replay", str(recorded), "-o", "json")
+    changes = [change for change in json.loads(text)["changes"] if change["instance"] == "chat-prefill-0"]
+    assert changes[-1]["verdict"] == verdict
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", f"the field format must be '{FORMAT}', not None"),
+        ("{}", f"the field format must be '{FORMAT}' or 'pdpool-recording/1', not None"),
         ("[", "Expecting value"),
-        (json.dumps({"format": FORMAT, "looks": [{"at": 1}]}), "a look is not as version 1 of the format has it"),
+        (json.dumps({"format": FORMAT, "looks": [{"at": 1}]}), f"a look is not as {FORMAT} has it"),
     ],
 )
 def test_foreign_file_is_refused(tmp_path: Path, text: str, message: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 from pdpool_operator.api.base import SpecInvalid
 from pdpool_operator.api.engine import EngineType
 from pdpool_operator.api.names import Role
+from pdpool_operator.api.pools import MAX_INSTANCES
 from pdpool_operator.api.services import DisaggregatedService, DisaggregatedServiceStatus
 from pdpool_operator.diagnose.model import Diagnosis, Verdict
 from pdpool_operator.diagnose.pools import diagnose, subjects
@@ -116,6 +117,19 @@ async def test_each_selected_pod_is_an_instance_and_is_sampled_on_its_port() -> 
 async def test_ended_pods_are_no_instances() -> None:
     fleet = await observe(pod("a", "p", phase="Failed"), pod("b", "p"), pod("c", "d"))
     assert [i.name for i in fleet.prefill.instances] == ["b"]
+
+
+async def test_pod_that_does_not_run_yet_is_not_sampled() -> None:
+    sampler = Sampled()
+    fleet = await observe(pod("a", "p", phase="Pending"), pod("c", "d"), sampler=sampler)
+    assert [i.name for i in fleet.prefill.instances] == ["a"]
+    assert set(sampler.targets) == {"uid-c"}
+
+
+async def test_pods_beyond_the_limit_are_not_watched() -> None:
+    fleet = await observe(*(pod(f"p-{number:03}", "p") for number in range(MAX_INSTANCES + 1)))
+    assert len(fleet.prefill.instances) == MAX_INSTANCES
+    assert fleet.refusals == (f"prefill.selector selects {MAX_INSTANCES + 1} pods; only {MAX_INSTANCES} are watched",)
 
 
 async def test_engines_that_answer_are_idle_at_once_and_named_by_pod() -> None:

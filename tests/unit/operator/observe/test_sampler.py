@@ -24,9 +24,11 @@ from pdpool_operator.observe.sampler import (
     Sampler,
     Target,
     parse_loads,
+    pool_targets,
 )
 
 from tests.serving import pod_address
+from tests.unit.operator.plan.makers import make_instance, make_pod, make_pool
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -502,3 +504,10 @@ def test_state_has_versions_and_transports():
 def test_state_with_unusable_texts_is_refused(change):
     with pytest.raises(Unanswered, match="invalid"):
         parse_state(json.dumps(STATE | change).encode())
+
+
+def test_only_running_pods_of_the_pools_own_instances_are_sampled() -> None:
+    pool = make_pool()
+    own, pending = make_instance(pool), make_instance(pool, 1, pod=make_pod("x", phase="Pending"))
+    foreign, empty = make_instance(pool, 2, controller_uid="another"), make_instance(pool, 3, pod=None)
+    assert [target.instance for target in pool_targets(pool, [own, pending, foreign, empty])] == [0]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -284,3 +285,34 @@ async def test_adopting_merges_the_owner_into_the_others(server, connect):
 async def test_adopting_what_is_gone_does_nothing(server, connect):
     await connect().adopt(STATEFUL_SETS, "llm", "x", "u7", OURS)
     assert len(server.writes()) == 1
+
+
+async def endless(status: int, request: web.Request) -> web.StreamResponse:
+    answer = web.StreamResponse(status=status)
+    await answer.prepare(request)
+    while True:
+        await answer.write(b"x" * 65536)
+
+
+class TestTextOfAPod:
+    """Behind the proxy of the API server, which passes on each answer of a pod."""
+
+    PATH = "/api/v1/namespaces/llm/pods/x:30000/proxy/metrics"
+
+    async def test_parts_are_sifted_as_they_arrive(self, server, connect):
+        server.answers["GET", self.PATH] = 200, web.Response(text="a" * 300_000 + "b")
+        kept = await connect().text(PODS, self.PATH, take=lambda part: part.replace(b"a", b""))
+        assert kept == "b"
+
+    async def test_refused_part_ends_an_endless_answer(self, server, connect):
+        def refuse(_: bytes) -> bytes:
+            raise ValueError("too long")
+
+        async with serving(partial(endless, 200)) as server.url:
+            with pytest.raises(ValueError, match="too long"):
+                await connect().text(PODS, self.PATH, take=refuse)
+
+    async def test_endless_refusal_is_cut(self, server, connect):
+        async with serving(partial(endless, 500)) as server.url:
+            with pytest.raises(UnavailableError, match="xxx"):
+                await connect().text(PODS, self.PATH)
