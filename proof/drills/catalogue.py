@@ -27,6 +27,8 @@ API_LOST: Final = (
     r"\w+ (Ready=False|Reconciling=True) (ApiFailing|NodeNotReady|PoolsNotReady)",
     r"event \w+ (ApiFailing|NodeNotReady|PoolsNotReady)",
     r"pdsvc RouterReady=False (NodeNotReady|RouterNotReady)",
+    r"event pdsvc (WorkerRemoved|WorkerAdded)",
+    r"alert PdpoolOperatorDown",
 )
 """True after an outage of the API server, in which no kubelet could report either."""
 SAID_ROLLOUT: Final = (r"dpool Ready=False (Updating|Draining)", r"event pdsvc WorkerRemoved")
