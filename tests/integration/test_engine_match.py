@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx2 as httpx
 import pytest
 from pdpool_connector.protocol.timeouts import Timeouts
-from pdpool_operator.observe.sampler import NOT_OURS
+from pdpool_operator.observe.connector_state import NOT_OURS
 from pdpool_reference.demo.launch import HOST, Children
 
 from dev.processes import send
