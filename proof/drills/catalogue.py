@@ -196,7 +196,7 @@ DRILLS: Final = (
                 r"\w+ (Ready=False|Reconciling=True|RouterReady=False) (NodeNotReady|PodLingers)",
                 r"event \w+ (NodeNotReady|PodLingers)",
             ),
-            # Kubernetes lists the router of that node for about 40 s, and refuses half of the new connections meanwhile.
+            # Kubernetes lists the router of that node for about 40 s. Half of the new connections are refused meanwhile.
             may_lose=1_000_000,
         ),
         lasts_s=240,
