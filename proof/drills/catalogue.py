@@ -196,7 +196,7 @@ DRILLS: Final = (
                 r"\w+ (Ready=False|Reconciling=True|RouterReady=False) (NodeNotReady|PodLingers)",
                 r"event \w+ (NodeNotReady|PodLingers)",
             ),
-            # Kubernetes lists the router of that node for about 40 s. Half of the new connections are refused meanwhile.
+            # For about 40 s Kubernetes still lists the router of that node, so half of the new connections are refused.
             may_lose=1_000_000,
         ),
         lasts_s=240,
