@@ -43,73 +43,64 @@ def entries(stack: Stack, kind: str) -> dict[int, Object]:
     return {entry["index"]: entry for entry in stack.look(kind, "chat")["status"]["instances"]}
 
 
-def test_frozen_decode_engine_is_restarted_by_operator(repaired: Stack, expected) -> None:
-    stack, before = repaired, repaired.uids()
-    pod = f"chat-decode-{FROZEN}-0"
-    accused: set[tuple[str, int, str]] = set()
-
-    def not_restarted() -> str | None:
-        for kind in ("ppool", "dpool"):
-            entries_now = entries(stack, kind).items()
-            accused.update((kind, i, entry["verdict"]) for i, entry in entries_now if entry["verdict"] in ACCUSES)
-        repairs = stack.look("dpool", "chat")["status"].get("repairs", [])
-        done = [one for one in repairs if (one["action"], one["state"]) == ("Restart", "Done")]
-        return None if done and stack.uids().get(pod) not in {None, before[pod]} else f"{repairs}; {accused}"
-
-    with Traffic(stack.router_url(), expected, patience_s=200.0) as traffic:
-        ask(f"http://{stack.look('pod', pod)['status']['podIP']}:{HTTP_PORT}/faults", {"freeze_scheduler": True})
-        wait_for(f"{pod} to be restarted", not_restarted, deadline_s=RESTARTED_WITHIN_S)
-        stack.settle()
-        stack.until_listed(1)
-        traffic.more()
-
-    # The verdict on the frozen engine may last for less than the time between two looks.
-    assert accused <= {("dpool", FROZEN, "Stuck")}, "an instance was accused that was not frozen"
-    after = stack.uids()
-    assert {name for name in before if after.get(name) != before[name]} == {pod}
-    repairs = stack.look("dpool", "chat")["status"]["repairs"]
-    # The purge is withdrawn if no hand-off was opened before the engine froze.
-    assert [(one["index"], one["action"]) for one in repairs] == [(FROZEN, "Purge"), (FROZEN, "Restart")]
-    assert repairs[0]["state"] in {"Done", "Withdrawn"}
-    assert "engine loop does not run" in repairs[1]["message"]
-    assert [error for error in traffic.errors if "instead of" in error] == []
-
-
 def node_of(stack: Stack, pod: str) -> str:
     return str(stack.look("pod", pod)["spec"]["nodeName"])
 
 
-def freeze_until(stack: Stack, action: str) -> None:
-    """Freeze the engine until the operator has made this repair and all is Ready again."""
+def freeze_until(stack: Stack, action: str) -> set[tuple[str, int, str]]:
+    """Freeze the engine until the operator has made this repair and all is Ready again.
+
+    Return who was accused meanwhile: kind, index and verdict.
+    """
     pod = f"chat-decode-{FROZEN}-0"
+    accused: set[tuple[str, int, str]] = set()
 
     def unmet() -> str | None:
+        for kind in ("ppool", "dpool"):
+            seen = entries(stack, kind).items()
+            accused.update((kind, i, entry["verdict"]) for i, entry in seen if entry["verdict"] in ACCUSES)
         repairs = stack.look("dpool", "chat")["status"].get("repairs", [])
         done = any((one["action"], one["state"]) == (action, "Done") for one in repairs)
-        return None if done else str(repairs)
+        return None if done else f"{repairs}; {accused}"
 
     ask(f"http://{stack.look('pod', pod)['status']['podIP']}:{HTTP_PORT}/faults", {"freeze_scheduler": True})
     wait_for(f"{pod} to get the repair {action}", unmet, deadline_s=RESTARTED_WITHIN_S)
     stack.settle()
+    stack.until_listed(1)
+    return accused
 
 
-def test_engine_frozen_twice_on_a_node_leaves_it(repaired: Stack) -> None:
-    stack, pod = repaired, f"chat-decode-{FROZEN}-0"
+@pytest.mark.long
+def test_frozen_decode_engine_is_restarted_and_then_moved_to_another_node(repaired: Stack, expected) -> None:
+    stack, before, pod = repaired, repaired.uids(), f"chat-decode-{FROZEN}-0"
     bad = node_of(stack, pod)
     others = [name for name in stack.nodes if name != bad]
-    try:
-        stack.kubectl("cordon", *others)  # so that the restarted pod starts there again
-        freeze_until(stack, "Restart")
-        assert node_of(stack, pod) == bad
-    finally:
-        stack.kubectl("uncordon", *others)
-    freeze_until(stack, "Replace")
-    assert node_of(stack, pod) in others
+    with Traffic(stack.router_url(), expected, patience_s=200.0) as traffic:
+        try:
+            stack.kubectl("cordon", *others)  # so that the restarted pod starts there again
+            accused = freeze_until(stack, "Restart")
+            assert node_of(stack, pod) == bad
+        finally:
+            stack.kubectl("uncordon", *others)
+        after = stack.uids()
+        assert {name for name in before if after.get(name) != before[name]} == {pod}
+        traffic.more()
+        accused |= freeze_until(stack, "Replace")
+        assert node_of(stack, pod) in others
+        traffic.more()
+
+    # The verdict on the frozen engine may last for less than the time between two looks.
+    assert accused <= {("dpool", FROZEN, "Stuck")}, "an instance was accused that was not frozen"
+    assert [error for error in traffic.errors if "instead of" in error] == []
     stateful_set = stack.get("statefulset", f"chat-decode-{FROZEN}")
     assert stateful_set["metadata"]["annotations"]["pdpool.dev/avoid-node"] == bad
     repairs = stack.look("dpool", "chat")["status"]["repairs"]
-    made = [(one["action"], one["node"], one["state"]) for one in repairs if one["action"] != "Purge"]
-    assert made == [
+    assert {one["index"] for one in repairs} == {FROZEN}
+    # The purge is withdrawn if no hand-off was opened before the engine froze.
+    assert {one["state"] for one in repairs if one["action"] == "Purge"} <= {"Done", "Withdrawn"}
+    made = [one for one in repairs if one["action"] != "Purge"]
+    assert [(one["action"], one["node"], one["state"]) for one in made] == [
         ("Restart", bad, "Done"),
         ("Replace", bad, "Done"),
     ]
+    assert all("engine loop does not run" in one["message"] for one in made)

@@ -3,7 +3,6 @@
 import asyncio
 import random
 import signal
-import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -166,27 +165,6 @@ async def updated(here: Bench, count: int) -> bool:
     """Whether this number of pods runs the new spec."""
     pods = await here.admin.all(PODS, here.namespace)
     return sum("--served-model-name=another" in pod["spec"]["containers"][0]["args"] for pod in pods) >= count
-
-
-@pytest.mark.long
-async def test_at_rest_few_calls_are_made_and_nothing_is_written(here: Bench):
-    operator = await here.operator().start()
-    await here.pool("PrefillPool")
-    await here.pool("DecodePool")
-    await here.run_pod("chat-prefill-0-0")
-    await here.run_pod("chat-decode-0-0")
-    await here.until("PrefillPool", "QueuesHealthy", status="True")
-    await here.until("DecodePool", "QueuesHealthy", status="True")
-    await here.service(router={"enabled": False})
-    await here.until("DisaggregatedService", "Ready", status="True")
-    wrote = await writes_at_rest(operator)
-    before, began = await operator.calls(), time.monotonic()
-    await asyncio.sleep(20)  # the time over which calls are counted
-    after, minutes = await operator.calls(), (time.monotonic() - began) / 60
-    calls = sum(n - before.get(key, 0) for key, n in after.items() if key[1] != "leases" and key[0] != "watch")
-    per_minute = calls / minutes
-    assert await writes(operator) == wrote
-    assert per_minute <= 60, f"{per_minute:.0f} calls a minute"
 
 
 @pytest.mark.long
