@@ -7,7 +7,7 @@ Owner thread only.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -23,13 +23,15 @@ SILENT: Final = "silent"
 """State of a link in the statistics."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Silence:
     """Since when a prefill is silent, when a request last wanted it, and how the last try failed."""
 
     since: float
     wanted: float
-    message: str
+    message: str = ""
+    limited: bool = False
+    """Requests wait for it, and their time runs."""
 
 
 class SilentPrefills:
@@ -49,19 +51,17 @@ class SilentPrefills:
     ) -> None:
         self._reactor, self._timeouts, self._fail, self._connect = reactor, timeouts, fail, connect
         self._known: dict[str, _Silence] = {}
-        self._timed: set[str] = set()
 
     def on_failed(self, prefill: str, message: str, *, in_vain: bool) -> None:
         """A try has ended without an answer. `in_vain`: it has lasted for `connect_s`."""
         now, known = self._reactor.now(), self._known.get(prefill)
         if known is not None or (in_vain and len(self._known) < MAX_PREFILLS):
-            self._known[prefill] = replace(known or _Silence(now, now, ""), message=message)
+            self._known.setdefault(prefill, _Silence(now, now)).message = message
             self._wait(prefill)
 
     def remove(self, prefill: str) -> None:
         """It has answered, or its address refuses connections: its process has gone."""
         self._known.pop(prefill, None)
-        self._timed.discard(prefill)
         for what in ("silent", "brief"):
             self._reactor.cancel((what, prefill))
 
@@ -70,9 +70,9 @@ class SilentPrefills:
         known, now = self._known.get(prefill), self._reactor.now()
         if known is None:
             return
-        self._known[prefill] = replace(known, wanted=now)
-        if prefill not in self._timed:
-            self._timed.add(prefill)
+        known.wanted = now
+        if not known.limited:
+            known.limited = True
             due = now + self._timeouts.connect_again_s
             self._reactor.at(("brief", prefill), due, partial(self._give_up, prefill))
 
@@ -81,8 +81,8 @@ class SilentPrefills:
         return {one: LinkStats(one, SILENT, (), known.message, now - known.since) for one, known in self._known.items()}
 
     def _give_up(self, prefill: str) -> None:
-        self._timed.discard(prefill)
         known = self._known[prefill]
+        known.limited = False
         silent_s = self._reactor.now() - known.since
         message = f"prefill {prefill} was given up {silent_s:.0f} s ago and is still silent: {known.message}"
         self._fail(Unreachable(prefill, Cause.PEER_LOST, message))

@@ -13,7 +13,7 @@ from ..observe.model import ObservedPod, ObservedPool, RankSample
 from ..observe.pod_nodes import PodNodes
 from ..observe.sampler import Sampler
 from ..plan.fences import Fencing, Unproven, plan_fences
-from ..plan.model import Event, EventType, Fence
+from ..plan.model import Event, EventType, Fence, Whom
 from ..runtime.engines import Engines, Told
 from ..status.chain import find
 
@@ -26,8 +26,6 @@ AT_LATEST = timedelta(minutes=10)
 PATIENCE = timedelta(seconds=30)
 """How long a hold must have been without possible proof before it is reported. Pods are not observed all at once."""
 
-Whom = tuple[str, int, str]
-"""UID of the holder's pod, rank, incarnation of the peer."""
 Hold = tuple[str, int, str]
 """Name of the holder's pod, rank, incarnation of the peer."""
 Looks = Mapping[str, Mapping[int, RankSample]]

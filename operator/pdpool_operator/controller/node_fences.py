@@ -1,21 +1,18 @@
 """Carries out `PoolOperation` objects of type Fence, as `plan.node_fence` decides."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 from ..api import names
-from ..api.base import SpecInvalid
-from ..api.operations import PoolOperation
 from ..observe import parse
-from ..observe.cluster import OPERATIONS, Reads
+from ..observe.cluster import OPERATIONS, Reads, parsed_operation
 from ..observe.keys import Key
 from ..observe.model import ObservedNode, ObservedPod
 from ..observe.pod_nodes import PodNodes
 from ..observe.sampler import Sampler
-from ..plan.node_fence import FenceFacts, Whom, plan_fence
+from ..plan.model import Whom
+from ..plan.node_fence import FenceFacts, plan_fence
 from ..plan.operation_step import POLL_S
 from ..runtime.api import NODES, PODS, Api, ForbiddenError
 from ..runtime.manager import Result
@@ -23,8 +20,6 @@ from .fences import Fencer
 from .operations import Operations
 
 ENGINE_ROLES = frozenset({names.Role.PREFILL, names.Role.DECODE})
-
-log = logging.getLogger(__name__)
 
 
 class NodeFences:
@@ -57,7 +52,7 @@ class NodeFences:
             NotLeaderError: another operator may be the leader.
         """
         body = await self._reads.get(OPERATIONS, key.namespace, key.name)
-        operation = _parsed(body, key)
+        operation = parsed_operation(body) if body is not None else None
         if operation is None or operation.status.phase.finished:
             self._followed.pop(key, None)
             return Result()
@@ -104,11 +99,3 @@ class _Followed:
     since: datetime
     refused: dict[Whom, str] = field(default_factory=dict)
     """Holds whose fence was refused, with the connector's words."""
-
-
-def _parsed(body: dict[str, Any] | None, key: Key) -> PoolOperation | None:
-    try:
-        return None if body is None else PoolOperation.parse(body)
-    except SpecInvalid as invalid:  # the CRD of another version let it in
-        log.warning("PoolOperation %s/%s is left alone: %s", key.namespace, key.name, invalid)
-        return None

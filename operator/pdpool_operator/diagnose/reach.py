@@ -4,9 +4,9 @@ A *cut* is a decode instance that gets no answer from a prefill instance, while 
 none of the two is at fault: the network between them is. Each request to such a pair costs its client `match_s` of the
 connector, and then fails.
 
-Instances leave the rotation until no cut has both ends in it: first the one with the most cuts, of equal ones the
-decode, then the last by name. The last instance of a side stays. If a cut would remain, nobody leaves: then the cause
-is a common one, and fewer instances would not help.
+Instances leave the rotation until no cut has both ends in it. The one with the most cuts leaves first. Of equal ones it
+is a decode, and the last by name. The last instance of a side stays. If a cut would remain, no instance leaves: the
+cause is then a common one.
 """
 
 from collections import Counter
@@ -27,7 +27,10 @@ def with_cuts(diagnoses: Sequence[Diagnosis], others: Sequence[Subject], now: da
         others: instances of the other role that work with them.
         now: the present time.
     """
-    there = [one for one in (*(d.subject for d in diagnoses), *others) if _is_in_service(one, now)]
+    subjects = (*(diagnosis.subject for diagnosis in diagnoses), *others)
+    if not any(track.answer is not None and track.answer.silent for one in subjects for track in one.tracks):
+        return tuple(diagnoses)  # each pool is judged every second, and this is nearly always so
+    there = [one for one in subjects if _is_in_service(one, now)]
     cuts = tuple(sorted(set(_cuts(there))))
     if not cuts:
         return tuple(diagnoses)

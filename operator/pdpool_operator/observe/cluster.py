@@ -146,12 +146,8 @@ class Cluster:
             return ()
         found = []
         for body in await self._list(OPERATIONS, namespace):
-            try:
-                operation = PoolOperation.parse(body)
-            except SpecInvalid as invalid:  # the CRD of another version let it in
-                log.warning("PoolOperation %s/%s is left alone: %s", namespace, body["metadata"]["name"], invalid)
-                continue
-            if operation.spec.type is OperationType.FENCE:
+            operation = parsed_operation(body)
+            if operation is None or operation.spec.type is OperationType.FENCE:
                 continue
             if (operation.pool_kind, operation.pool_name) == (kind, name):
                 found.append(operation)
@@ -407,6 +403,16 @@ class Cluster:
     ) -> list[Object]:
         found = self._api.list(resource, namespace, labels, fields, metadata_only=metadata_only)
         return [obj async for obj in found]
+
+
+def parsed_operation(body: Object) -> PoolOperation | None:
+    """Return an operation, or None for one that does not fit the model: the CRD of another version let it in."""
+    try:
+        return PoolOperation.parse(body)
+    except SpecInvalid as invalid:
+        meta = body["metadata"]
+        log.warning("PoolOperation %s/%s is left alone: %s", meta["namespace"], meta["name"], invalid)
+        return None
 
 
 def most_cautious(specs: Iterable[RepairSpec]) -> RepairSpec:

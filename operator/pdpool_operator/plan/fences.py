@@ -13,11 +13,12 @@ is needed because the kubelet's report arrives late: by then P itself may be the
 Silence, NotReady, a deleted pod object, force deletion: none of these ends a process.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from ..observe.model import HoldSample, ObservedPod, PodLife, RankSample
+from .held import held_by
 from .model import ContainerEnded, Fence
 
 
@@ -56,35 +57,12 @@ def plan_fences(
     """
     fences: list[Fence] = []
     unproven: list[Unproven] = []
-    for holder, rank, sample, hold in _holds(holders, looks):
-        if life := _ended(hold, sample.at, looks, lives):
-            assert holder.ip is not None
-            fences.append(
-                Fence(
-                    pod=holder.name,
-                    pod_uid=holder.uid,
-                    ip=holder.ip,
-                    rank=rank,
-                    incarnation=hold.incarnation,
-                    peer=life.name,
-                    proof=ContainerEnded(hold.pod_uid, life.container_id),
-                    key_epoch=holder.keys.newest,
-                )
-            )
-        elif why := _hopeless(hold, looks, node_of):
-            unproven.append(Unproven(holder.name, rank, hold, why))
+    for held in held_by(holders, looks):
+        if life := _ended(held.process, held.sample.at, looks, lives):
+            fences.append(held.fence(life.name, ContainerEnded(held.process.pod_uid, life.container_id)))
+        elif why := _hopeless(held.process, looks, node_of):
+            unproven.append(Unproven(held.holder.name, held.rank, held.process, why))
     return Fencing(tuple(fences), tuple(unproven))
-
-
-def _holds(
-    holders: Sequence[ObservedPod], looks: Mapping[str, Mapping[int, RankSample]]
-) -> Iterator[tuple[ObservedPod, int, RankSample, HoldSample]]:
-    for holder in holders:
-        for rank, sample in sorted(looks.get(holder.uid, {}).items()):
-            # The address may belong to another pod by now.
-            if holder.ip is not None and sample.connector is not None and sample.connector.pod_uid == holder.uid:
-                for hold in sample.connector.held_for:
-                    yield holder, rank, sample, hold
 
 
 def _ended(

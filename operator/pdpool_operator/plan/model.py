@@ -133,6 +133,10 @@ class NodeOff:
         return f"node {self.node}, declared off by {self.declared_by}"
 
 
+Whom = tuple[str, int, str]
+"""UID of the holder's pod, rank, incarnation of the process: one hold."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fence:
     """Send one rank of an engine the proof that a process has ended, so that it may reuse the memory held for it."""
@@ -150,8 +154,8 @@ class Fence:
     """Epoch of the operator's key that the engine trusts."""
 
     @property
-    def whom(self) -> tuple[str, int, str]:
-        """UID of the holder's pod, rank, and incarnation of the peer: one hold."""
+    def whom(self) -> Whom:
+        """The hold that it ends."""
         return self.pod_uid, self.rank, self.incarnation
 
 

@@ -15,11 +15,10 @@ releases memory:
     the operation names it
 
     and the cluster has no Node of that name; or the Node has the taint `node.kubernetes.io/out-of-service`, and its
-    condition Ready is Unknown: its kubelet does not report
+    condition Ready is Unknown
 
-A process has ended if it belongs to a pod that was started on the node, and an engine's answer that names the process
-arrived before the Node was asked for and found to be off. A process that starts after the node is back is only in later
-answers.
+A process has ended if its pod was started on the node, and an engine named it in an answer that arrived before the Node
+was asked for and found to be off. A process that starts after the node is back is only in later answers.
 
 The processes are in the status before a fence for one of them is sent. An operator that is killed meanwhile is followed
 by one that continues with the same processes, also if the node is back. A fence may be sent twice, which does no harm.
@@ -31,16 +30,14 @@ from datetime import datetime, timedelta
 
 from ..api.operations import MAX_PROCESSES, OperationPhase, OperationStatus, PoolOperation
 from ..api.reasons import Reason
-from ..observe.model import CRASH_LOOP, HoldSample, ObservedNode, ObservedPod, RankSample
-from .model import Fence, NodeOff
+from ..observe.model import CRASH_LOOP, ObservedNode, ObservedPod, RankSample
+from .held import held_by
+from .model import Fence, NodeOff, Whom
 from .operation_step import Outcome, Step, changes_of, event_of, failed, late, shortened
 from .ranks import ranks_of, silence
 
 UNKNOWN_AFTER = timedelta(seconds=30)
 """How long a pod's node must have been unknown before the operation fails. The history of pods is read meanwhile."""
-
-Whom = tuple[str, int, str]
-"""UID of the holder's pod, rank, incarnation of the peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +54,6 @@ class FenceFacts:
     """When this operator first saw the operation."""
     refused: Mapping[Whom, str]
     """Holds whose fence was refused, with the connector's words."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Hold:
-    """Memory that one rank holds for one process."""
-
-    holder: ObservedPod
-    rank: int
-    sample: RankSample
-    process: HoldSample
-
-    @property
-    def whom(self) -> Whom:
-        return self.holder.uid, self.rank, self.process.incarnation
-
-    def __str__(self) -> str:
-        return f"{self.holder.name} rank {self.rank} for process {self.process.incarnation[:8]}"
 
 
 def plan_fence(operation: PoolOperation, facts: FenceFacts, node: ObservedNode, now: datetime) -> Step:
@@ -93,7 +73,7 @@ class _Planner:
 
     def __init__(self, operation: PoolOperation, facts: FenceFacts, node: ObservedNode, now: datetime) -> None:
         self.operation, self.facts, self.node, self.now = operation, facts, node, now
-        self.all = tuple(_holds(facts))
+        self.all = tuple(held_by(facts.holders, facts.looks))
         self.holds = tuple(one for one in self.all if facts.node_of(one.process.pod_uid) == operation.node)
         self.unknown = tuple(one for one in self.all if facts.node_of(one.process.pod_uid) is None)
 
@@ -165,17 +145,7 @@ class _Planner:
         proof = NodeOff(self.operation.node, f"PoolOperation {meta.namespace}/{meta.name}"[:256])
         for one in self.holds:
             if one.process.incarnation in meant and one.whom not in self.facts.refused:
-                assert one.holder.ip is not None, "the rank has answered at this address"
-                yield Fence(
-                    pod=one.holder.name,
-                    pod_uid=one.holder.uid,
-                    ip=one.holder.ip,
-                    rank=one.rank,
-                    incarnation=one.process.incarnation,
-                    peer=f"node {self.operation.node}",
-                    proof=proof,
-                    key_epoch=one.holder.keys.newest,
-                )
+                yield one.fence(f"node {self.operation.node}", proof)
 
     def _processes(self) -> tuple[str, ...]:
         """Return the processes that have ended: those in the status, and those that the node is off after."""
@@ -213,12 +183,3 @@ class _Planner:
 def _may_hold(pod: ObservedPod) -> bool:
     """Whether a pod that is silent may hold memory. One that was never Ready got no requests."""
     return pod.phase == "Running" and pod.waiting_reason != CRASH_LOOP and (pod.ready or pod.was_ready)
-
-
-def _holds(facts: FenceFacts) -> Iterator[_Hold]:
-    for holder in facts.holders:
-        for rank, sample in sorted(facts.looks.get(holder.uid, {}).items()):
-            # The address may belong to another pod by now.
-            if holder.ip is not None and sample.connector is not None and sample.connector.pod_uid == holder.uid:
-                for process in sample.connector.held_for:
-                    yield _Hold(holder, rank, sample, process)
