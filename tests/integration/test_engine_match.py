@@ -71,6 +71,12 @@ def attempts(child, state):
     return get_json(f"http://{child.addresses['admin']}/v1/state")["attempts"][state]["reqs"]
 
 
+def unfinished(child):
+    """Hand-offs that this engine's connector has not ended: some end after their client has got its answer."""
+    states = get_json(f"http://{child.addresses['admin']}/v1/state")["attempts"]
+    return sum(state["reqs"] for state in states.values())
+
+
 def warm_up(prefill, decode, pool):
     """One request through both, so that they are paired."""
     body = {**BODY, **where(prefill)}
@@ -304,6 +310,7 @@ def test_wrong_request_counts_against_neither_engine(prefill, decode, case):
     assert "invalid" in NOT_OURS
     with ThreadPoolExecutor(2) as pool:
         warm_up(prefill, decode, pool)
+        until(lambda: not unfinished(prefill) and not unfinished(decode))
         refused, invalid = ended("refused"), ended("invalid")
         body = {**BODY, **where(prefill), **BAD[case]}
         answers = [one.result() for one in [pool.submit(post, child, body) for child in (prefill, decode)]]
