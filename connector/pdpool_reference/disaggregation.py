@@ -3,18 +3,38 @@
 The HTTP side has opened the hand-off of a sequence before the scheduler gets it (`request_handoffs`).
 """
 
+from collections.abc import Iterable
+
 from pdpool_connector import Cause, Phase, TransferStatus, answer_for, client_answer
 
 from pdpool_reference.handoff import DecodeOffers, Monitor, PrefillSends, Transfer
 from pdpool_reference.kv import PAGE_TOKENS, AuxRow, PagedKV
 from pdpool_reference.request import Failure, GenerationRequest
 from pdpool_reference.scheduler_core import Core
-from pdpool_reference.scheduler_queues import Sequence, State
+from pdpool_reference.scheduler_queues import Queues, Sequence, State
 
 
 def failure_of(status: TransferStatus) -> Failure:
     """Return the client's answer for a failed hand-off."""
     return Failure(*client_answer(status))
+
+
+class ShownQueues:
+    """Shows the engine's hand-off queues through its connector, when they have changed."""
+
+    def __init__(self, queues: Queues, connector: Monitor, states: Iterable[State]) -> None:
+        self._queues, self._connector = queues, connector
+        self._shown: dict[State, tuple[int, float | None, int] | None] = dict.fromkeys(states)
+
+    def show(self, now: float) -> None:
+        """Show those that have changed since the last call."""
+        for state, before in self._shown.items():
+            since = self._queues.oldest_since(state)
+            report = (self._queues.count(state), since, self._queues.moved_total(state))
+            if report != before:
+                self._shown[state] = report
+                oldest_s = None if since is None else max(0.0, now - since)
+                self._connector.set_queue(state.value, report[0], oldest_s, report[2])
 
 
 class UnifiedSide:
@@ -66,6 +86,7 @@ class PrefillSide:
         self._connector = connector
         self._kv = kv
         self._first_token: dict[Sequence, int] = {}
+        self._shown = ShownQueues(core.queues, connector, (State.BOOTSTRAP, State.INFLIGHT))
 
     def enter(self, seq: Sequence, now: float) -> None:
         """See Side."""
@@ -110,8 +131,8 @@ class PrefillSide:
 
     def beat(self, now: float) -> None:
         """See Side."""
-        del now
         self._connector.beat()
+        self._shown.show(now)
 
     def _transfer_of(self, seq: Sequence) -> PrefillSends:
         transfer = _transfer(seq)
@@ -132,7 +153,7 @@ class DecodeSide:
         self._core = core
         self._connector = connector
         self._kv = kv
-        self._reported: tuple[int, float | None, int] | None = None
+        self._shown = ShownQueues(core.queues, connector, (State.PREALLOC, State.TRANSFER))
 
     def enter(self, seq: Sequence, now: float) -> None:
         """See Side."""
@@ -174,16 +195,8 @@ class DecodeSide:
 
     def beat(self, now: float) -> None:
         """See Side."""
-        queues = self._core.queues
         self._connector.beat()
-        report = (
-            queues.count(State.PREALLOC),
-            queues.oldest_s(State.PREALLOC, now),
-            queues.moved_total(State.PREALLOC),
-        )
-        if report != self._reported:
-            self._reported = report
-            self._connector.set_queue(State.PREALLOC.value, *report)
+        self._shown.show(now)
 
     def _offer(self, seq: Sequence, now: float) -> bool:
         """Offer memory for a sequence. Returns False when pages are short."""

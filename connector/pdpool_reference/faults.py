@@ -21,7 +21,8 @@ class FaultsBody(msgspec.Struct, forbid_unknown_fields=True):
         freeze_scheduler: The scheduler's loop hangs; connector and HTTP live on.
         freeze_ranks: The loops of exactly these ranks (1 and up) hang; [] frees all.
         freeze_gauges: `/metrics` keeps its last values.
-        leak_request: The next sequence that ends stays in its queue with its pages; false frees all such.
+        leak_request: The next sequence that ends stays in its queue with its pages, at decode in `decode_transfer`;
+            false frees all such.
         drop_handoff: Every rank's connector loses all outgoing frames.
         delay_handoff_s: Every rank's connector delays outgoing frames by so much; 0 ends it.
         stop_status: Every rank's connector loses the outgoing frames that answer a peer.

@@ -15,7 +15,7 @@ from pdpool_reference.handoff import Transfer
 from pdpool_reference.kv import PAGE_TOKENS, PageAllocator
 from pdpool_reference.metrics import Counters
 from pdpool_reference.request import Failure, Finish, GenerationRequest, Tokens
-from pdpool_reference.scheduler_queues import NO_PAGES, Queues, Sequence
+from pdpool_reference.scheduler_queues import NO_PAGES, Queues, Sequence, State
 from pdpool_reference.scheduler_text import Detokenizer, TextStream
 
 
@@ -184,6 +184,8 @@ class Core:
             self.leak_next = False
             seq.leaked = True
             self._leaked.append(seq)
+            if seq.state is State.RUNNING and seq.request.transfer is not None:
+                self.queues.move(seq, State.TRANSFER, now)  # where engines leak; a running one would cost time
         else:
             self.queues.move(seq, None, now)
             self.side.abandon(seq, why)

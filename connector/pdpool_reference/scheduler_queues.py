@@ -83,9 +83,9 @@ class Queues:
         """Return how many sequences are in these queues."""
         return sum(len(self._of[state]) for state in states)
 
-    def oldest_s(self, state: State, now: float) -> float | None:
-        """Return the seconds that the first of a queue has been in it; None for an empty queue."""
-        return next((max(0.0, now - seq.since) for seq in self._of[state]), None)
+    def oldest_since(self, state: State) -> float | None:
+        """Return when the first of a queue entered it, in seconds of the monotonic clock; None for an empty queue."""
+        return next((seq.since for seq in self._of[state]), None)
 
     def moved_total(self, state: State) -> int:
         """Return how many sequences this queue passed to another one. Those that ended in it do not count."""

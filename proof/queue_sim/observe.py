@@ -99,7 +99,14 @@ def samples(engine: Engine, now: float, at: datetime) -> list[RankSample]:
             engine.pod_uid,
             at,
             at,
-            ConnectorSample(incarnation, engine.beat_age_s(rank, now), queues, ranks=RANKS, ended=ended),
+            ConnectorSample(
+                incarnation,
+                engine.beat_age_s(rank, now),
+                queues,
+                ranks=RANKS,
+                handoffs=_handoffs(engine, now),
+                ended=ended,
+            ),
             load if rank == 0 else None,
         )
         for rank in range(RANKS)
@@ -115,3 +122,12 @@ def _queues(engine: Engine, now: float) -> dict[str, QueueSample]:
     return {
         name: QueueSample(len(queue.entered), queue.oldest_s(now), queue.moved) for name, queue in engine.queues.items()
     }
+
+
+def _handoffs(engine: Engine, now: float) -> dict[str, QueueSample]:
+    """Return the queues as the connector counts them: without the leaked request, and with no gauge that can freeze."""
+    found = {}
+    for name, queue in engine.queues.items():
+        entered = [at for request, at in queue.entered.items() if request is not engine.leaked]
+        found[name] = QueueSample(len(entered), now - min(entered) if entered else None, queue.moved)
+    return found

@@ -17,6 +17,7 @@ COLOURS = {
     "NothingFinishes": "#f4a582",
     "Blocked": "#e6a700",
     "Saturated": "#4393c3",
+    "Leaked": "#b2abd2",
     "Unknown": "#999999",
     "Starting": "#cccccc",
     "Draining": "#cccccc",

@@ -8,6 +8,8 @@ from pdpool_operator.diagnose.model import Diagnosis, Verdict
 
 ACCUSES = frozenset({Verdict.STUCK, Verdict.FAILING})
 """Verdicts on which an instance is repaired."""
+NAMES = ACCUSES | {Verdict.LEAKED}
+"""Verdicts that say that something is wrong with the instance itself."""
 FLAP_S = 60.0
 """A verdict that comes back within this time after it ended has flapped."""
 
@@ -19,7 +21,9 @@ class Truth:
     guilty: frozenset[str] = frozenset()
     """Instances that may be judged Stuck or Failing: they have a fault, or had it a short time ago."""
     due: Mapping[str, str] = field(default_factory=dict)
-    """Instances that must have been judged Stuck or Failing by now, with the fault."""
+    """Instances that must have been named by now, with the fault."""
+    leaks: frozenset[str] = frozenset()
+    """Instances that may be judged Leaked."""
     suspect: frozenset[str] = frozenset()
     """Instances that may be named as what others wait for, although they have no fault: their numbers are late, or they
     have more work than they can do.
@@ -90,7 +94,7 @@ class Scorer:
         accused = set()
         for diagnosis in diagnoses:
             name, said = diagnosis.subject.name, (diagnosis.verdict, diagnosis.blames)
-            if diagnosis.verdict in ACCUSES:
+            if diagnosis.verdict in NAMES:
                 accused.add(name)
             if said != self._before.get(name):
                 self._changed(now, diagnosis, truth, where)
@@ -114,6 +118,9 @@ class Scorer:
             self._error(f"false {verdict}", diagnosis.message, where)
             if truth.guilty:
                 self.score.wrong_side += 1
+        if verdict is Verdict.LEAKED and name not in truth.leaks:
+            self.score.wrong_side += 1
+            self._error("false Leaked", diagnosis.message, where)
         if verdict is Verdict.BLOCKED and diagnosis.blames and not {*diagnosis.blames} & (truth.guilty | truth.suspect):
             self.score.wrong_side += 1
             self._error("wrong side", diagnosis.message, where)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pdpool_operator.api.names import Role
 from pdpool_operator.controller.judge import JUDGE_EVERY_S
 from pdpool_operator.diagnose.model import Diagnosis
+from pdpool_operator.diagnose.orphans import LAG, LEAKED_AFTER
 from pdpool_operator.observe.sampler import INTERVAL_S, JITTER
 
 from proof.queue_sim.faults import FAULTS, Incident, Kind
-from proof.queue_sim.observe import STUCK_AFTER_S
-from proof.queue_sim.score import ACCUSES, Truth
+from proof.queue_sim.score import NAMES, Truth
 from proof.queue_sim.world import BOOTSTRAP, TRANSFER, Engine, World
 
 LIMIT_S = 36.0
@@ -21,6 +21,12 @@ LATE_S = 75.0
 """So long after it came back, an instance may be named as what others wait for."""
 SAMPLED_S = INTERVAL_S * (1 + JITTER) + 2 * JUDGE_EVERY_S
 """So long a hand-off that has finished may be unknown to the judge."""
+LEAK_LIMIT_S = LEAKED_AFTER.total_seconds() + 2 * SAMPLED_S
+"""Time to the verdict Leaked, once samples show the request."""
+ACCUSED = frozenset({Kind.FROZEN, Kind.RANK_FROZEN, Kind.FAILS_ALL, Kind.PEER_FAILING, Kind.RESTART})
+"""Incidents in which an instance may be judged Stuck or Failing."""
+LEAKY = frozenset({Kind.LEAKED, Kind.GAUGE_FROZEN})
+"""Incidents in which an instance may be judged Leaked: a frozen gauge shows requests of which no hand-off is left."""
 BACKLOG_S = 20.0
 FAILED, SIBLINGS_DONE = 8, 12
 """Failures of an instance, and successes of its sibling, of the last 50 s, that must be enough evidence."""
@@ -39,10 +45,8 @@ class _Active:
     ended_s: float | None = None
     found: bool = False
     was_due: bool = False
-    quiet_s: float | None = None
-    """When nothing had finished at the instance for `STUCK_AFTER_S` at last."""
     evident_s: float | None = None
-    """Since when enough requests have failed to judge."""
+    """Since when samples show the fault: enough failed requests, or a request that is older than all hand-offs."""
 
 
 class Truths:
@@ -78,7 +82,7 @@ class Truths:
 
     def found(self, diagnoses: Iterable[Diagnosis]) -> None:
         """Remember which faults have been named."""
-        accused = {d.subject.name for d in diagnoses if d.verdict in ACCUSES}
+        accused = {d.subject.name for d in diagnoses if d.verdict in NAMES}
         for active in self._active:
             if not active.found and active.incident.kind in FAULTS and accused & self._names(active):
                 active.found = True
@@ -90,14 +94,16 @@ class Truths:
         self._forgive(now)
         guilty, due = set(), {}
         for active in self._active:
-            if self._may_be_named(active, now):
+            if active.incident.kind in ACCUSED:
                 guilty |= self._names(active)
             if (active.found and active.was_due) or not self._is_due(active, now):
                 continue
             active.was_due = True
             if not active.found:
                 due[self._engine(active).name] = str(active.incident)
-        return Truth(frozenset(guilty), due, frozenset(name for name, until in self._late.items() if now < until))
+        leaks = frozenset(self._engine(active).name for active in self._active if active.incident.kind in LEAKY)
+        suspect = frozenset(name for name, until in self._late.items() if now < until)
+        return Truth(frozenset(guilty), due, leaks, suspect)
 
     def _engine(self, active: _Active) -> Engine:
         return self._world.engines[active.incident.role][active.incident.index]
@@ -108,15 +114,6 @@ class Truths:
             other = Role.DECODE if active.incident.role is Role.PREFILL else Role.PREFILL
             names.add(self._world.engines[other][active.incident.index].name)
         return names
-
-    def _may_be_named(self, active: _Active, now: float) -> bool:
-        kind = active.incident.kind
-        if kind is Kind.GAUGE_FROZEN:
-            # Without traffic, the numbers are all that there is to see.
-            if now - self._engine(active).done_s >= STUCK_AFTER_S:
-                active.quiet_s = now
-            return active.quiet_s is not None and now - active.quiet_s <= SAMPLED_S
-        return kind in {Kind.FROZEN, Kind.RANK_FROZEN, Kind.FAILS_ALL, Kind.PEER_FAILING, Kind.LEAKED, Kind.RESTART}
 
     def _is_due(self, active: _Active, now: float) -> bool:
         engine, kind = self._engine(active), active.incident.kind
@@ -129,7 +126,7 @@ class Truths:
             case Kind.FAILS_ALL:
                 return self._is_evident(active, engine, now)
             case Kind.LEAKED:
-                return self._stands_still(engine, since, now)
+                return self._is_plain(active, engine, now)
             case _:
                 return False
 
@@ -147,18 +144,17 @@ class Truths:
         active.evident_s = now if active.evident_s is None else active.evident_s
         return now - active.evident_s >= EVIDENCE_S
 
-    def _stands_still(self, engine: Engine, since: float, now: float) -> bool:
-        """Whether the leaked request is in a queue that does not move, with nothing else that explains it."""
-        if engine.leaked is None:
+    def _is_plain(self, active: _Active, engine: Engine, now: float) -> bool:
+        """Whether the leaked request has been older than all hand-offs for so long that it must be known."""
+        name = BOOTSTRAP if engine.role is Role.PREFILL else TRANSFER
+        entered = dict(engine.queues[name].entered)
+        leaked_s = entered.pop(engine.leaked, now) if engine.leaked is not None else now
+        older = min(entered.values(), default=now) - leaked_s > LAG.total_seconds() + SAMPLED_S
+        if not older or engine.frozen_s is not None or engine.frozen_gauge is not None:
+            active.evident_s = None
             return False
-        queue = engine.queues[BOOTSTRAP if engine.role is Role.PREFILL else TRANSFER]
-        since = max(since, queue.entered.get(engine.leaked, now), queue.moved_s)
-        prefills = self._world.engines[Role.PREFILL]
-        if any(e.computing is not None or not e.ready or not e.reachable for e in self._world.all()):
-            return False
-        since = max(since, *(e.computed_s for e in prefills), *(e.ready_s for e in self._world.all()))
-        since = max(since, *self._late.values()) if self._late else since
-        return now - since >= LIMIT_S
+        active.evident_s = now if active.evident_s is None else active.evident_s
+        return now - max(active.evident_s, self._operator_s) >= LEAK_LIMIT_S
 
     def _forgive(self, now: float) -> None:
         for engine in self._world.all():

@@ -24,7 +24,7 @@ QUEUE = ("llm", "chat", "prefill", "0", "0", "prefill_bootstrap")
 def exported() -> dict[str, set[str]]:
     """Label names by series name, as scraped from the operator's own registry."""
     metrics = Metrics(
-        queues=lambda: [QueueReading(labels=QUEUE, reqs=1, oldest_s=1.0, moved_total=1)],
+        queues=lambda: [QueueReading(labels=QUEUE, reqs=1, oldest_s=1.0, moved_total=1, leaked=0)],
         holds=lambda: [HoldReading(labels=QUEUE[:5], held_bytes=1, oldest_s=1.0)],
         verdicts=lambda: {QUEUE[:4]: str(Verdict.UNKNOWN)},
         rotation=lambda: {QUEUE[:4]: True},

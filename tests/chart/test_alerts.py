@@ -21,6 +21,7 @@ OBJECTS = "objects.yaml"
 REACH = "reach.yaml"
 CUT = '(pdpool_condition{type="PeersUnreachable"})'
 REPAIR = "repair.yaml"
+LEAKED = "leaked.yaml"
 
 
 def run_scenarios(promtool: Path, folder: Path, rules: str, scenarios: list[Path]) -> subprocess.CompletedProcess[str]:
@@ -61,6 +62,20 @@ MUTATIONS = {
     "it fires at once": (STUCK, "for: 3m", "for: 0s"),
     "it fires late": (STUCK, "for: 3m", "for: 5m"),
     "it is not critical": (STUCK, "severity: critical", "severity: info"),
+    "leaked requests count as stuck": (LEAKED, "- pdpool_queue_leaked_reqs", ""),
+    "one leaked request hides others": (
+        LEAKED,
+        "- pdpool_queue_leaked_reqs\n          ) == 0",
+        "- pdpool_queue_leaked_reqs\n          ) >= 0",
+    ),
+    "queues without a leak count": (LEAKED, "(pdpool_queue_leaked_reqs) > 0", "(pdpool_queue_leaked_reqs) >= 0"),
+    "leaks of ranks are separate alerts": (
+        LEAKED,
+        "instance) (pdpool_queue_leaked_reqs)",
+        "instance, rank) (pdpool_queue_leaked_reqs)",
+    ),
+    "a leak fires at once": (LEAKED, "for: 5m", "for: 0s"),
+    "a leak fires late": (LEAKED, "for: 5m", "for: 8m"),
     "it does not say where": (STUCK, "Prefill pool {{ $labels.namespace }}/{{ $labels.pool }}", "A pool"),
     "any verdict counts as stuck": (INSTANCE, '{verdict="Stuck"}', ""),
     "one that is blocked counts as stuck": (INSTANCE, 'verdict="Stuck"', 'verdict=~"Stuck|Blocked"'),

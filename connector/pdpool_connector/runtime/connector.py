@@ -570,6 +570,7 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
         self._process_watch.tidy()
         self._outcomes.held([one.attempt for one in held])
         counts = queues_of(self._machine.queues, now)
+        handoffs = {label: queue for label, queue in counts.items() if "_" in label}
         return ConnectorStats(
             role=self.role,
             rank=self.config.number_in_pod,
@@ -584,7 +585,8 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
             loop_lag_s=0.0,
             engine_beat_age_s=None,
             draining=self._machine.draining,
-            queues={label: queue for label, queue in counts.items() if "_" in label},
+            queues=handoffs,
+            handoffs=handoffs,
             attempts={label: queue for label, queue in counts.items() if "_" not in label},
             outcomes=dict(self._outcomes.outcomes),
             causes=dict(self._outcomes.causes),

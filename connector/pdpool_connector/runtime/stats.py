@@ -81,6 +81,10 @@ class ConnectorStats:
             endpoint one port after that of the one before it.
         engine, connector_version: Name and version of the engine, "" if it gave none; version of pdpool.
         backend: Its transfer backend.
+        queues: Hand-off queues and the engine's own. The engine's count stands for a queue that it shows.
+        handoffs: The hand-off queues as the connector counts them. An engine's queue with a request that is older than
+            all of the same queue here keeps a request whose hand-off has ended.
+        attempts: Hand-offs by state.
         pod_uid, container: Where it runs, as its peers receive it.
         engine_beat_age_s: Seconds since the engine's last `beat`; None if there was none.
     """
@@ -99,6 +103,7 @@ class ConnectorStats:
     engine_beat_age_s: float | None
     draining: bool
     queues: Mapping[str, QueueStats]
+    handoffs: Mapping[str, QueueStats]
     attempts: Mapping[str, QueueStats]
     outcomes: Mapping[str, int]
     causes: Mapping[str, int]

@@ -29,7 +29,8 @@ class StatsPublisher:
         self._engine_beat: float | None = None
         self.engine_ran_s = 0.0
         """Seconds for which the engine's loop was seen running; see `EngineRan`."""
-        self._queues: dict[str, QueueStats] = {}
+        self._queues: dict[str, tuple[float, QueueStats]] = {}
+        """The engine's own queues, and when it has shown each."""
         self._snapshot: ConnectorStats | None = None
 
     def refresh(self, *, at_once: bool = False) -> None:
@@ -47,10 +48,10 @@ class StatsPublisher:
         self._engine_beat = now
 
     def set_queue(self, name: str, queue: QueueStats) -> None:
-        """Show a queue of the engine's own. Raises ValueError for one too many."""
+        """Show a queue of the engine's own. It ages until it is shown again. Raises ValueError for one too many."""
         if name not in self._queues and len(self._queues) >= MAX_QUEUES:
             raise ValueError(f"name={name!r} is one queue too many: the engine shows {MAX_QUEUES} already")
-        self._queues[name] = queue
+        self._queues[name] = time.monotonic(), queue
 
     def read(self) -> ConnectorStats:
         """The last snapshot, completed by what is known without one. From any thread."""
@@ -64,8 +65,13 @@ class StatsPublisher:
             uptime_s=now - self._born,
             loop_lag_s=self._lag(),
             engine_beat_age_s=None if beat is None else now - beat,
-            queues={**snapshot.queues, **self._queues},
+            queues={**snapshot.queues, **{name: _aged(now - at, queue) for name, (at, queue) in self._queues.items()}},
         )
+
+
+def _aged(by_s: float, queue: QueueStats) -> QueueStats:
+    """The queue, if nothing has left it for so long."""
+    return queue if queue.oldest_s is None else replace(queue, oldest_s=queue.oldest_s + by_s)
 
 
 def queues_of(queues: QueueCounts[Any], now: float) -> dict[str, QueueStats]:

@@ -107,6 +107,7 @@ REASONS: Mapping[str, Mapping[Reason, str]] = {
         Reason.NOT_JUDGED: "The operator has started and has not sampled the engines yet.",
         Reason.QUEUES_FLOWING: "The queues are empty or move.",
         Reason.QUEUES_SATURATED: "Requests wait long, but the queues move.",
+        Reason.REQUESTS_LEAKED: "An engine keeps requests in a queue although their hand-offs have ended. It serves.",
         Reason.QUEUES_BLOCKED: "An instance waits for the other side, which is at fault.",
         Reason.QUEUES_STUCK: "Nothing moves at an instance, and it is itself at fault.",
         Reason.REQUESTS_FAILING: "An instance fails requests that its siblings serve, and leaves the rotation.",

@@ -88,6 +88,7 @@ class Reason(StrEnum):
     NOT_JUDGED = "NotJudged"
     QUEUES_FLOWING = "QueuesFlowing"
     QUEUES_SATURATED = "QueuesSaturated"
+    REQUESTS_LEAKED = "RequestsLeaked"
     QUEUES_BLOCKED = "QueuesBlocked"
     QUEUES_STUCK = "QueuesStuck"
     REQUESTS_FAILING = "RequestsFailing"

@@ -89,7 +89,7 @@ class Judge:
             del self._routers[service]
 
     def marked(self, key: Key, pool: ObservedPool) -> ObservedPool:
-        """Return the pool with the instances marked that are to be out of the rotation."""
+        """Return the pool with the instances marked that are to be out of the rotation, or have leaked requests."""
         out = {uid for uid, standing in self._standings.get(key, {}).items() if standing.out}
         out |= {uid for uid, ejection in self._ejections.get(key, {}).items() if ejection.out}
         out |= {
@@ -97,7 +97,13 @@ class Judge:
             for d in self._diagnoses.get(key, ())
             if (d.unfit or d.avoided) and d.subject.pod is not None
         }
-        marked = (replace(i, out=True) if i.pod is not None and i.pod.uid in out else i for i in pool.instances)
+        tracks = self._tracks.get(key, {})
+        marked = (
+            replace(i, out=i.pod.uid in out, leaked={rank: t.leaked for rank, t in tracks.get(i.pod.uid, {}).items()})
+            if i.pod is not None
+            else i
+            for i in pool.instances
+        )
         return replace(pool, instances=tuple(marked))
 
     def observed(self, key: Key, pool: ObservedPool) -> None:
@@ -240,24 +246,26 @@ class Judge:
 
     def queues(self) -> Iterator[QueueReading]:
         """Return the hand-off queues as last seen, for metrics. Ranks without a last answer have none."""
-        for labels, latest in self._ranks():
-            for name, queue in (latest.seen_queues or {}).items():
-                yield QueueReading((*labels, name), queue.reqs, queue.oldest_s, queue.moved_total)
+        for labels, track in self._ranks():
+            connector = track.latest.connector
+            for name, queue in (track.latest.seen_queues or {}).items():
+                leaked = track.leaked.get(name, 0) if connector is not None and name in connector.handoffs else None
+                yield QueueReading((*labels, name), queue.reqs, queue.oldest_s, queue.moved_total, leaked)
 
     def holds(self) -> Iterator[HoldReading]:
         """Return the memory that ranks hold, as last seen, for metrics. Ranks without a last answer have none."""
-        for labels, latest in self._ranks():
-            if (connector := latest.connector) is not None:
+        for labels, track in self._ranks():
+            if (connector := track.latest.connector) is not None:
                 yield HoldReading(labels, connector.held_bytes, connector.held_oldest_s or 0.0)
 
-    def _ranks(self) -> Iterator[tuple[tuple[str, str, str, str, str], RankSample]]:
-        """Return the last sample of every rank of all pools, with its labels, if it is still current."""
+    def _ranks(self) -> Iterator[tuple[tuple[str, str, str, str, str], RankTrack]]:
+        """Return the track of every rank of all pools, with its labels, if its last sample is still current."""
         for key in self._pools:
             for subject in self._subjects(key):
                 where = (key.namespace, subject.pool, str(subject.role), subject.label)
                 for track in subject.tracks:
                     if is_current(track, self._now()):
-                        yield (*where, str(track.latest.rank)), track.latest
+                        yield (*where, str(track.latest.rank)), track
 
     def _subjects(self, key: Key) -> tuple[Subject, ...]:
         pool = self._pools.get(key)

@@ -24,6 +24,8 @@ class Verdict(StrEnum):
     DRAINING = "Draining"
     SATURATED = "Saturated"
     """Requests wait long, but the queue moves. More instances would help; a restart would not."""
+    LEAKED = "Leaked"
+    """The engine keeps requests in a queue although their hand-offs have ended. It serves, with less memory."""
     UNKNOWN = "Unknown"
     """The instance does not answer, and Kubernetes reports no reason."""
     GONE = "Gone"
@@ -52,7 +54,7 @@ class Verdict(StrEnum):
     @property
     def works(self) -> bool:
         """Whether the instance is seen, and is not at fault itself."""
-        return self in {Verdict.IDLE, Verdict.FLOWING, Verdict.SATURATED, Verdict.BLOCKED}
+        return self in {Verdict.IDLE, Verdict.FLOWING, Verdict.SATURATED, Verdict.LEAKED, Verdict.BLOCKED}
 
 
 _SEVERITY = {verdict: rank for rank, verdict in enumerate(Verdict)}

@@ -41,6 +41,9 @@ With  still(q)   = time since anything moved in the queue q, and
 
     stalled, and the other side healthy           Stuck
 
+    the engine keeps requests in q of which no
+        hand-off is under way (see `orphans`)     Leaked. They count in no other line
+
 The first line of these that fits holds, but what the other side's engines say of themselves (silent, failing) goes
 first. A long prompt keeps two engines waiting that are busy. Prefill's queues move when a chunk or the prompt has been
 computed. Decode's move when the last chunk has arrived.
@@ -67,7 +70,7 @@ How requests end is judged for the instance as a whole, and the most severe verd
 Messages stay the same while nothing changes, because statuses quote them. Live numbers are metrics.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -187,6 +190,7 @@ def judge_rank(track: RankTrack, around: Surroundings, shared: EngineSample | No
     if silence := silence_of(track, around.now, around.silent_limit(track)):
         return Finding(Verdict.STUCK, "; ".join([silence, *(str(wait) for wait in waits)]))
     findings = [_judge_overdue(wait, track, around, shared) for wait in waits if wait.overdue(around.stuck_after)]
+    findings += _judge_leaks(track)
     if findings:
         return max(findings, key=lambda finding: finding.verdict.severity)
     return _judge_healthy(track, waits)
@@ -200,6 +204,12 @@ def _why_unknown(track: RankTrack, now: datetime) -> str:
         tried = sample.engine_error, f"/metrics: {sample.metrics_error}" if sample.metrics_error else ""
         return f"engine does not report its queues ({'; '.join(filter(None, tried))})"
     return f"engine does not report its queues ({late})"
+
+
+def _judge_leaks(track: RankTrack) -> Iterator[Finding]:
+    for name, reqs in sorted(track.leaked.items()):
+        what = "1 request stays" if reqs == 1 else f"{reqs} requests stay"
+        yield Finding(Verdict.LEAKED, f"{what} in {name} although no hand-off of it is under way")
 
 
 def _judge_healthy(track: RankTrack, waits: list[Wait]) -> Finding:
@@ -251,7 +261,7 @@ def _waits_for_handshake(wait: Wait, track: RankTrack) -> bool:
 
 def _waits_for_landing(wait: Wait, track: RankTrack, shared: EngineSample | None) -> bool:
     """Whether requests wait for memory that no running request holds, but requests that wait for their KV cache."""
-    queues = track.latest.queues
+    queues = track.queues_now
     if wait.name != "decode_prealloc" or queues is None:
         return False
     engine, transfer = _load(track, shared), queues.get("decode_transfer")

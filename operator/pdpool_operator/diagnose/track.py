@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from ..observe.model import ConnectorSample, Counters, QueueSample, RankSample
+from .orphans import Orphans, follow_orphans, leaked, living
 from .outcomes import OutcomeTrack, count
 
 GAP_S = 5.0
@@ -83,6 +84,22 @@ class RankTrack:
     """Time of the last sample with a request of `WAITED_S` or older in a queue."""
     answered_at: datetime | None = None
     """Time of the connector's last answer."""
+    orphans: Mapping[str, Orphans] = field(default_factory=dict)
+    """By queue."""
+
+    @property
+    def leaked(self) -> Mapping[str, int]:
+        """How many requests of each queue have leaked, as of the connector's last answer."""
+        return {} if self.answered_at is None else leaked(self.orphans, self.answered_at)
+
+    @property
+    def queues_now(self) -> Mapping[str, QueueSample] | None:
+        """The hand-off queues of the last sample, by the best source of its pod, without leaked requests.
+
+        `None` if that source did not answer.
+        """
+        connector = self.latest.connector
+        return self.latest.queues if connector is None else living(connector, self.leaked)
 
     @property
     def answered(self) -> bool:
@@ -100,7 +117,8 @@ def follow(track: RankTrack | None, sample: RankSample) -> RankTrack:
         return replace(track, latest=sample)
     same = track.incarnation == sample.connector.incarnation
     beat_age_s = sample.connector.beat_age_s or 0.0
-    resumed = same and beat_age_s < GAP_S <= track.beat_age_s
+    runs = beat_age_s < GAP_S
+    resumed = same and runs and track.beat_age_s >= GAP_S
     return RankTrack(
         latest=sample,
         answer=sample.connector,
@@ -113,11 +131,12 @@ def follow(track: RankTrack | None, sample: RankSample) -> RankTrack:
         ran_at=sample.at if sample.engine is not None and sample.engine.running else track.ran_at if same else None,
         waited_at=sample.at if _has_waited(sample.connector) else track.waited_at if same else None,
         answered_at=sample.at,
+        orphans=follow_orphans(track.orphans if same else {}, sample.connector, sample.at, runs=runs),
     )
 
 
 def _has_waited(connector: ConnectorSample) -> bool:
-    return any(queue.reqs and (queue.oldest_s or 0.0) >= WAITED_S for queue in connector.queues.values())
+    return any(queue.reqs and (queue.oldest_s or 0.0) >= WAITED_S for queue in living(connector, {}).values())
 
 
 def _ended(before: OutcomeTrack | None, connector: ConnectorSample, at: datetime) -> OutcomeTrack | None:

@@ -64,6 +64,7 @@ class _State(Answer):
     connector_version: Version = ""
     peers: list[_Peer] = Field(default_factory=list, max_length=MAX_PEERS)
     links: Annotated[list[_Link], BeforeValidator(_silent)] = Field(default_factory=list)
+    handoffs: Annotated[dict[Name, _Queue], Field(max_length=16)] = Field(default_factory=dict)
     outcomes: dict[Name, Count] | None = Field(default=None, max_length=16)
     causes: dict[Name, Count] = Field(default_factory=dict, max_length=64)
 
@@ -84,7 +85,8 @@ def parse_state(body: bytes) -> ConnectorSample:
     return ConnectorSample(
         incarnation=state.incarnation,
         beat_age_s=state.engine_beat_age_s,
-        queues={name: QueueSample(q.reqs, q.oldest_s, q.moved_total) for name, q in state.queues.items()},
+        queues=_queues(state.queues),
+        handoffs=_queues(state.handoffs),
         ranks=state.ranks,
         holds=state.holds,
         held_bytes=state.held_bytes,
@@ -98,6 +100,10 @@ def parse_state(body: bytes) -> ConnectorSample:
         silent=tuple(link.address for link in state.links),
         ended=_ended(state),
     )
+
+
+def _queues(queues: dict[str, _Queue]) -> dict[str, QueueSample]:
+    return {name: QueueSample(queue.reqs, queue.oldest_s, queue.moved_total) for name, queue in queues.items()}
 
 
 def _ended(state: _State) -> Tally | None:

@@ -99,6 +99,7 @@ class ConnectorSample:
     beat_age_s: float | None
     """Seconds since the engine's scheduler loop last ran; `None` when the engine does not report that."""
     queues: Mapping[str, QueueSample]
+    """As the engine shows them, or else as the connector counts its hand-offs."""
     ranks: int = 1
     """Number of the instance's ranks, including this one."""
     holds: int = 0
@@ -118,6 +119,8 @@ class ConnectorSample:
     peers: tuple[PeerSample, ...] = ()
     silent: tuple[str, ...] = ()
     """At decode: registries of prefills, `host:port`, that do not answer it."""
+    handoffs: Mapping[str, QueueSample] = field(default_factory=dict)
+    """Hand-off queues as the connector counts them. A queue that it does not count is absent."""
     ended: Tally | None = None
     """Hand-offs that ended since the incarnation began. `None` if the connector does not report them."""
 
@@ -286,6 +289,8 @@ class ObservedInstance:
     owners: FieldOwners = FieldOwners()
     out: bool = False
     """The instance is Failing, Stuck, unfit or avoided, so routers must not list it while a sibling serves."""
+    leaked: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    """Requests that engines keep in their queues although the hand-offs have ended, by rank and queue."""
     kept_out_by: str = ""
     """Name of the `PoolOperation` that keeps the instance out of the rotation. Empty if none does."""
     labels: Mapping[str, str] | None = None

@@ -4,7 +4,7 @@ An instance is *drained* when no new work can reach it and no old work is left:
 
     drained  <=>  no router lists it
              and  every rank has answered a request sent after  drain_seen + SETTLE_S
-             and  running = waiting = queues = holds = 0  on every rank
+             and  running = waiting = queues = holds = 0  on every rank, leaked requests not counted
 
 `drain_seen` is when this process first saw the drain. Samples are stamped by the same clock. The operator that began
 the drain may have had another clock.
@@ -24,9 +24,10 @@ with its whole grace period: it leaves the EndpointSlices at once, and its preSt
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 
 from ..api.operations import OperationPhase, OperationType, PoolOperation
-from ..observe.model import ObservedInstance, RankSample
+from ..observe.model import ObservedInstance
 from .model import DrainReason
 
 SETTLE_S = 2.0
@@ -44,7 +45,7 @@ def has_work_to_lose(instance: ObservedInstance) -> bool:
     pod = instance.pod
     if pod is None or pod.terminating or pod.phase in {"Succeeded", "Failed"}:
         return False
-    return pod.ready or bool(instance.listed_by) or any(_known_work(rank) for rank in instance.ranks.values())
+    return pod.ready or bool(instance.listed_by) or any(map(partial(_known_work, instance), instance.ranks))
 
 
 def needs_drain(instance: ObservedInstance, *, routed: bool) -> bool:
@@ -113,19 +114,20 @@ def _left(instance: ObservedInstance) -> Iterator[str]:
     for number, rank in sorted(instance.ranks.items()):
         if (rank.connector is None and rank.has_connector) or rank.engine_error:
             yield f"rank {number} does not answer ({rank.connector_error or rank.engine_error})"
-        elif known := list(_known_work(rank)):
+        elif known := _known_work(instance, number):
             yield f"rank {number} has {', '.join(known)}"
         elif seen is None or rank.asked_at < seen + timedelta(seconds=SETTLE_S):
             yield f"rank {number} has not been sampled since it left the rotation"
 
 
-def _known_work(rank: RankSample) -> tuple[str, ...]:
-    """Return the known work of a rank, as text."""
+def _known_work(instance: ObservedInstance, number: int) -> tuple[str, ...]:
+    """Return the known work of a rank, as text. No drain can wait for leaked requests."""
+    rank, leaked = instance.ranks[number], instance.leaked.get(number, {})
     work: dict[str, int] = {}
     if rank.engine is not None:
         work |= {"running": rank.engine.running, "waiting": rank.engine.waiting}
-        work |= {f"in {name}": reqs for name, reqs in rank.engine.queues.items()}
+        work |= {f"in {name}": reqs - leaked.get(name, 0) for name, reqs in rank.engine.queues.items()}
     if rank.connector is not None:
-        work |= {f"in {name}": queue.reqs for name, queue in rank.connector.queues.items()}
+        work |= {f"in {name}": queue.reqs - leaked.get(name, 0) for name, queue in rank.connector.queues.items()}
         work["held"] = rank.connector.holds
     return tuple(f"{count} {what}" for what, count in work.items() if count > 0)

@@ -29,6 +29,8 @@ class QueueReading:
     reqs: int
     oldest_s: float | None
     moved_total: int | None
+    leaked: int | None = None
+    """Requests of it of which no hand-off is under way. `None` if the connector does not count its hand-offs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +109,20 @@ class _Live(Collector):
             "Requests that moved on from a hand-off queue. The engine's connector counts them from its start.",
             labels=QUEUE_LABELS,
         )
+        leaked = GaugeMetricFamily(
+            "pdpool_queue_leaked_reqs",
+            "Requests in a hand-off queue of which no hand-off is under way.",
+            labels=QUEUE_LABELS,
+        )
         for reading in self._queues():
             reqs.add_metric(reading.labels, reading.reqs)
             if reading.oldest_s is not None:
                 oldest.add_metric(reading.labels, reading.oldest_s)
             if reading.moved_total is not None:
                 moved.add_metric(reading.labels, reading.moved_total)
-        yield from (reqs, oldest, moved)
+            if reading.leaked is not None:
+                leaked.add_metric(reading.labels, reading.leaked)
+        yield from (reqs, oldest, moved, leaked)
 
     def _of_demands(self) -> Iterator[Metric]:
         reqs = GaugeMetricFamily(

@@ -21,6 +21,7 @@ _MEANING = {
     Verdict.BLOCKED: (ConditionStatus.FALSE, Reason.QUEUES_BLOCKED),
     Verdict.GONE: (ConditionStatus.UNKNOWN, Reason.QUEUES_UNKNOWN),
     Verdict.UNKNOWN: (ConditionStatus.UNKNOWN, Reason.QUEUES_UNKNOWN),
+    Verdict.LEAKED: (ConditionStatus.FALSE, Reason.REQUESTS_LEAKED),
     Verdict.SATURATED: (ConditionStatus.TRUE, Reason.QUEUES_SATURATED),
     Verdict.DRAINING: (ConditionStatus.UNKNOWN, Reason.DRAINING),
     Verdict.STARTING: (ConditionStatus.UNKNOWN, Reason.STARTING),
@@ -32,7 +33,7 @@ _MEANING = {
 def queues_healthy(
     writer: ConditionWriter, diagnoses: Sequence[Diagnosis], *, unjudged: Sequence[str] = ()
 ) -> Condition:
-    """False if an instance is stuck, failing or blocked, Unknown if nothing is known, else True.
+    """False if an instance is stuck, failing, blocked or leaks, Unknown if nothing is known, else True.
 
     Instances that start or drain do not hide the verdicts of the others.
 

@@ -1,12 +1,14 @@
 """A short run of the simulation of queues, and wrong diagnoses that it must notice."""
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from pdpool_operator.api.names import Role
+from pdpool_operator.diagnose import orphans
 from pdpool_operator.diagnose.model import Diagnosis
 
-from proof.queue_sim import observe
+from proof.queue_sim import observe, truth
 from proof.queue_sim.faults import Incident, Kind
 from proof.queue_sim.run import Run
 from proof.queue_sim.score import Score, Scorer, Truth
@@ -24,7 +26,7 @@ def play(kind: Kind, role: Role = Role.DECODE, *, run: type[Run] = Run, seconds:
 def test_no_verdict_is_wrong(kind: Kind) -> None:
     score = play(kind)
     assert score.ok, score.examples
-    if kind in {Kind.FROZEN, Kind.RANK_FROZEN, Kind.FAILS_ALL}:
+    if kind in {Kind.FROZEN, Kind.RANK_FROZEN, Kind.FAILS_ALL, Kind.LEAKED}:
         assert score.faults == 1
 
 
@@ -51,6 +53,12 @@ class Swapped(Run):
         return tuple(replace(d, subject=other.subject) for d, other in zip(diagnoses, swapped, strict=True))
 
 
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+def test_leaked_request_is_named_on_both_sides(role: Role) -> None:
+    score = play(Kind.LEAKED, role)
+    assert (score.ok, score.faults) == (True, 1), score.examples
+
+
 def test_swapped_sides_are_noticed() -> None:
     score = play(Kind.FROZEN, run=Swapped)
     assert not score.ok
@@ -63,3 +71,15 @@ def test_run_of_no_time_is_not_ok() -> None:
     scorer = Scorer()
     scorer.see(0.0, (), Truth(due={"chat-decode-0": "frozen"}), "here")
     assert scorer.score.missed == 1
+
+
+def test_leaked_request_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orphans, "LAG", timedelta(hours=1))
+    assert play(Kind.LEAKED).missed == 1
+
+
+def test_gauge_that_lags_is_no_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    score = play(Kind.GAUGE_FROZEN)
+    assert score.ok, score.examples
+    monkeypatch.setattr(truth, "LEAKY", frozenset())
+    assert play(Kind.GAUGE_FROZEN).wrong_side > 0

@@ -220,8 +220,8 @@ def test_queues_know_their_oldest_and_how_many_left():
     bench.ask("y" * 40, max_new_tokens=9)
     bench.turn()
     queues = bench.core.queues
-    assert queues.oldest_s(State.WAITING, 1005.0) == 4.0
-    assert queues.oldest_s(State.INFLIGHT, 1005.0) is None
+    assert queues.oldest_since(State.WAITING) == 1001.0
+    assert queues.oldest_since(State.INFLIGHT) is None
     assert queues.moved_total(State.WAITING) == 1
     bench.run()
     assert queues.moved_total(State.WAITING) == 2

@@ -51,7 +51,8 @@ def test_returns_once_it_has_worked_for_long_enough():
 @pytest.mark.parametrize("verdict", Verdict)
 def test_only_verdicts_of_work_bring_it_back(verdict: Verdict):
     back = not play([Verdict.STUCK, *[verdict] * 20])[-1]
-    assert back is (verdict in {Verdict.IDLE, Verdict.FLOWING, Verdict.SATURATED, Verdict.BLOCKED})
+    works = {Verdict.IDLE, Verdict.FLOWING, Verdict.SATURATED, Verdict.LEAKED, Verdict.BLOCKED}
+    assert back is (verdict in works)
 
 
 def test_time_out_doubles_up_to_a_limit_and_is_forgiven():

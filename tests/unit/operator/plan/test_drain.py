@@ -85,3 +85,10 @@ def test_a_pod_that_ends_or_has_ended_has_nothing_to_lose(change: dict[str, Any]
 
 def test_the_deadline_counts_from_the_start_of_the_drain() -> None:
     assert deadline(T0, 60) == T0 + seconds(60)
+
+
+def test_no_drain_waits_for_leaked_requests() -> None:
+    waits = {"prefill_inflight": (3, 400.0, 9)}
+    left = draining(ranks={0: make_sample(LATER, queues=waits)}, leaked={0: {"prefill_inflight": 2}})
+    assert work_left(left, routed=True) == ("rank 0 has 1 in prefill_inflight",)
+    assert work_left(replace(left, leaked={0: {"prefill_inflight": 3}}), routed=True) == ()

@@ -125,7 +125,7 @@ class TestFailingReconciles:
 def exported() -> dict[str, tuple[str, frozenset[str]]]:
     """Kind and labels of everything that the operator exports, by the name that a person would query."""
     metrics = Metrics(
-        queues=lambda: [QueueReading((*RANK, "decode_transfer"), 1, 1.0, 1)],
+        queues=lambda: [QueueReading((*RANK, "decode_transfer"), 1, 1.0, 1, 0)],
         holds=lambda: [HoldReading(RANK, 1, 1.0)],
         verdicts=lambda: {RANK[:4]: "Idle"},
         rotation=lambda: {RANK[:4]: True},

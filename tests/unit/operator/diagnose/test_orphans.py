@@ -1,0 +1,103 @@
+"""Requests that an engine keeps although their hand-off has ended."""
+
+from dataclasses import replace
+
+import pytest
+from pdpool_operator.api.names import Role
+from pdpool_operator.diagnose.demand import Demand, demand
+from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
+from pdpool_operator.diagnose.orphans import LEAKED_AFTER
+from pdpool_operator.diagnose.pools import diagnose
+from pdpool_operator.diagnose.track import RankTrack
+from pdpool_operator.observe.model import QueueSample, RankSample
+
+from tests.unit.operator.plan.makers import T0, follow_all, make_pod, make_sample, seconds
+
+QUEUE = "prefill_inflight"
+Shown = tuple[int, float | None, int]
+
+
+def look(at: float, shown: Shown, handoffs: Shown | None, *, beat_age_s: float = 0.05, held_s: float | None = None):
+    """A sample with one queue: as the engine shows it, and as the connector counts its hand-offs in it."""
+    sample = make_sample(T0 + seconds(at), queues={QUEUE: shown}, beat_age_s=beat_age_s)
+    assert sample.connector is not None
+    counted = {} if handoffs is None else {QUEUE: QueueSample(*handoffs)}
+    return replace(sample, connector=replace(sample.connector, handoffs=counted, held_oldest_s=held_s))
+
+
+def leaky(until: float, *, leaked: int = 1, busy: int = 0, **changes: float) -> list[RankSample]:
+    """Samples of a queue in which requests leak at 0 s, beside `busy` others that come and go."""
+    return [
+        look(at, (leaked + busy, at, at), (busy, 0.5 if busy else None, at), **changes)
+        for at in range(0, int(until) + 1, 3)
+    ]
+
+
+def judged(samples: list[RankSample], at: float) -> Diagnosis:
+    track = follow_all(samples)
+    assert track is not None
+    own = Subject("chat", Role.PREFILL, 0, make_pod("chat-prefill-0-0"), leaving=False, tracks=(track,))
+    (diagnosis,) = diagnose([own], (), stuck_after_s=30, now=T0 + seconds(at))
+    return diagnosis
+
+
+def leaks_of(samples: list[RankSample]) -> dict[str, int]:
+    track = follow_all(samples)
+    assert isinstance(track, RankTrack)
+    return dict(track.leaked)
+
+
+@pytest.mark.parametrize("busy", [0, 7])
+def test_leak_is_found_with_traffic_and_without(busy: int) -> None:
+    assert judged(leaky(18, busy=busy), 18).verdict is Verdict.FLOWING
+    found = judged(leaky(21, busy=busy), 21)
+    assert found.verdict is Verdict.LEAKED
+    assert found.message.endswith("1 request stays in prefill_inflight although no hand-off of it is under way")
+    assert judged(leaky(300, busy=busy), 300).verdict is Verdict.LEAKED
+
+
+def test_message_says_how_many() -> None:
+    assert "3 requests stay in prefill_inflight" in judged(leaky(60, leaked=3, busy=2), 60).message
+
+
+def test_leaked_request_is_no_request_that_waits() -> None:
+    found = judged(leaky(300), 300)
+    assert found.waiting_since is None
+    (one,) = demand([found], T0 + seconds(300))
+    assert one == Demand(QUEUE, 0, 0.0)
+
+
+def test_stuck_request_beside_a_leaked_one_is_found() -> None:
+    samples = leaky(60) + [look(at, (2, at, 60), (1, at - 60.0, 60)) for at in range(63, 103, 3)]
+    assert judged(samples, 102).verdict is Verdict.STUCK
+
+
+def test_queue_that_only_waits_long_has_no_leak() -> None:
+    assert leaks_of([look(at, (4, at, 0), (4, at, 0)) for at in range(0, 300, 3)]) == {}
+
+
+def test_engine_that_notices_late_has_no_leak() -> None:
+    """At each look, another hand-off has ended that the engine has not noticed yet."""
+    assert leaks_of([look(at, (3, 40.0, at), (2, 30.0, at)) for at in range(0, 300, 3)]) == {}
+
+
+def test_requests_that_gain_a_newer_head_start_over() -> None:
+    half = LEAKED_AFTER.total_seconds() - 3
+    samples = leaky(half) + [look(half + at, (1, at, 5), (0, None, 5)) for at in range(3, 15, 3)]
+    assert leaks_of(samples) == {}
+
+
+def test_engine_whose_loop_hangs_has_no_leak() -> None:
+    assert leaks_of(leaky(300, beat_age_s=6.0)) == {}
+
+
+def test_held_memory_explains_a_request() -> None:
+    assert leaks_of([look(at, (1, at, 0), (0, None, 0), held_s=at) for at in range(0, 300, 3)]) == {}
+
+
+def test_connector_that_does_not_count_a_queue_proves_no_leak() -> None:
+    assert leaks_of([look(at, (1, at, 0), None) for at in range(0, 300, 3)]) == {}
+
+
+def test_freed_request_is_forgotten() -> None:
+    assert leaks_of([*leaky(60), look(63, (0, None, 61), (0, None, 61))]) == {}
