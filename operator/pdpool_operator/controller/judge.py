@@ -74,7 +74,7 @@ class Judge:
         key = Key(POOL_KIND_OF_ROLE[target.role], target.namespace, target.pool)
         tracks = self._tracks.setdefault(key, {})
         before = tracks.get(target.pod_uid, {})
-        tracks[target.pod_uid] = {sample.rank: follow(before.get(sample.rank), sample) for sample in samples}
+        tracks[target.pod_uid] = {sample.rank: follow(before.get(sample.rank), sample, samples) for sample in samples}
 
     def on_router(self, service: Key, sample: RouterSample) -> None:
         """Take in one sample of a router's counters."""

@@ -3,20 +3,22 @@
 The engine shows its queues, and the connector counts its hand-offs in the same queues:
 
     orphaned(q)  <=>  the engine shows more requests in q than the connector has hand-offs in it,
-                      and its oldest one is LAG or more older than the oldest of these and of all holds
+                      and its oldest one is LAG or more older than every hand-off in q of all ranks,
+                      and than every hold
 
     leaked(q)    <=>  q has been orphaned for LEAKED_AFTER, with the same oldest request
 
-An engine notices the end of a hand-off in a turn of its loop. So nothing is orphaned while the loop does not run.
+An engine notices the end of a hand-off in a turn of its loop. So nothing is orphaned while the loop does not run. A
+request waits until all ranks have ended its hand-off. So nothing is orphaned while a rank does not answer.
 
 Their number is the least surplus of that time: what a queue had more than the connector, at every sample.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from ..observe.model import ConnectorSample, QueueSample
+from ..observe.model import ConnectorSample, QueueSample, RankSample
 
 LAG = timedelta(seconds=5)
 """More than an engine takes to notice that a hand-off has ended."""
@@ -38,26 +40,39 @@ class Orphans:
 
 
 def follow_orphans(
-    before: Mapping[str, Orphans], connector: ConnectorSample, at: datetime, *, runs: bool
+    before: Mapping[str, Orphans], sample: RankSample, ranks: Sequence[RankSample]
 ) -> dict[str, Orphans]:
-    """Return the orphans of each queue after one more answer. `runs`: whether the engine's loop does."""
-    if not runs:
+    """Return the orphans of each queue of a rank after one more look.
+
+    Args:
+        before: After the last look.
+        sample: The rank's answer. Its engine's loop runs.
+        ranks: Samples of all ranks of the instance, from the same look.
+    """
+    connectors = [rank.connector for rank in ranks]
+    if sample.connector is None or None in connectors:
         return {}
-    found = {
-        name: _step(before.get(name), queue, connector.handoffs[name], connector.held_oldest_s or 0.0, at)
-        for name, queue in connector.queues.items()
-        if name in connector.handoffs
-    }
-    return {name: orphans for name, orphans in found.items() if orphans is not None}
+    found = {}
+    for name, handoffs in sample.connector.handoffs.items():
+        queue = sample.connector.queues.get(name)
+        known_s = max(_oldest_s(connector, name) for connector in connectors if connector is not None)
+        if queue is not None and (now := _step(before.get(name), queue, handoffs, known_s, sample.at)) is not None:
+            found[name] = now
+    return found
+
+
+def _oldest_s(connector: ConnectorSample, queue: str) -> float:
+    """Return the age of the oldest hand-off of a queue, or of the oldest hold."""
+    handoffs = connector.handoffs.get(queue)
+    oldest_s = handoffs.oldest_s if handoffs is not None else None
+    return max(oldest_s or 0.0, connector.held_oldest_s or 0.0)
 
 
 def _step(
-    before: Orphans | None, queue: QueueSample, handoffs: QueueSample, held_s: float, at: datetime
+    before: Orphans | None, queue: QueueSample, handoffs: QueueSample, known_s: float, at: datetime
 ) -> Orphans | None:
-    surplus = queue.reqs - handoffs.reqs
-    known = timedelta(seconds=max(handoffs.oldest_s or 0.0, held_s))
-    oldest = timedelta(seconds=queue.oldest_s or 0.0)
-    if surplus <= 0 or oldest - known < LAG:
+    surplus, oldest = queue.reqs - handoffs.reqs, timedelta(seconds=queue.oldest_s or 0.0)
+    if surplus <= 0 or oldest - timedelta(seconds=known_s) < LAG:
         return None
     entered = at - oldest
     if before is None or abs(entered - before.entered) > SAME:

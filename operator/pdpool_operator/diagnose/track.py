@@ -13,7 +13,7 @@ An engine's loop *resumes* when it runs after a gap of `GAP_S` or longer. An eng
 catch up, and is not at fault until then.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -107,8 +107,14 @@ class RankTrack:
         return bool(self.incarnation) or (not self.latest.has_connector and self.latest.engine is not None)
 
 
-def follow(track: RankTrack | None, sample: RankSample) -> RankTrack:
-    """Return the track after one more sample. A sample of another pod starts a new track."""
+def follow(track: RankTrack | None, sample: RankSample, ranks: Sequence[RankSample] = ()) -> RankTrack:
+    """Return the track after one more sample. A sample of another pod starts a new track.
+
+    Args:
+        track: After the last sample. `None` before the first.
+        sample: Of one rank.
+        ranks: Of all ranks of the instance, from the same look. May be empty if it has only one.
+    """
     if track is None or track.latest.pod_uid != sample.pod_uid:
         track = RankTrack(sample)
     if not sample.has_connector:
@@ -131,7 +137,7 @@ def follow(track: RankTrack | None, sample: RankSample) -> RankTrack:
         ran_at=sample.at if sample.engine is not None and sample.engine.running else track.ran_at if same else None,
         waited_at=sample.at if _has_waited(sample.connector) else track.waited_at if same else None,
         answered_at=sample.at,
-        orphans=follow_orphans(track.orphans if same else {}, sample.connector, sample.at, runs=runs),
+        orphans=follow_orphans(track.orphans if same else {}, sample, ranks or [sample]) if runs else {},
     )
 
 

@@ -1,5 +1,6 @@
 """Requests that an engine keeps although their hand-off has ended."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from pdpool_operator.diagnose.demand import Demand, demand
 from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
 from pdpool_operator.diagnose.orphans import LEAKED_AFTER
 from pdpool_operator.diagnose.pools import diagnose
-from pdpool_operator.diagnose.track import RankTrack
+from pdpool_operator.diagnose.track import RankTrack, follow
 from pdpool_operator.observe.model import QueueSample, RankSample
 
 from tests.unit.operator.plan.makers import T0, follow_all, make_pod, make_sample, seconds
@@ -101,3 +102,19 @@ def test_connector_that_does_not_count_a_queue_proves_no_leak() -> None:
 
 def test_freed_request_is_forgotten() -> None:
     assert leaks_of([*leaky(60), look(63, (0, None, 61), (0, None, 61))]) == {}
+
+
+def of_two_ranks(other: Callable[[float], RankSample]) -> Mapping[str, int]:
+    """What has leaked at the first rank, for which all hand-offs of an instance of two ranks have ended."""
+    track = None
+    for mine in leaky(60):
+        second = replace(other((mine.at - T0).total_seconds()), rank=1)
+        track = follow(track, mine, [mine, second])
+    assert track is not None
+    return track.leaked
+
+
+def test_request_that_waits_for_another_rank_has_not_leaked() -> None:
+    assert of_two_ranks(lambda at: look(at, (0, None, at), (0, None, at))) == {QUEUE: 1}
+    assert of_two_ranks(lambda at: look(at, (1, at, 0), (1, at, 0))) == {}
+    assert of_two_ranks(lambda at: make_sample(T0 + seconds(at), connector_error="timeout")) == {}
