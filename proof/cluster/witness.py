@@ -66,6 +66,12 @@ class Witness:
         return found
 
 
+def alerts(prometheus: str) -> str | None:
+    """Return the alerts that are pending or firing, as text. `None` if there are none."""
+    found = ask(f"{prometheus}/api/v1/alerts", timeout_s=ANSWER_S)["data"]["alerts"]
+    return ", ".join(sorted(f"{one['labels']['alertname']} ({one['state']})" for one in found)) or None
+
+
 def prometheus_url(stack: Stack) -> str:
     """Return the address of the Prometheus of `dev.prometheus`."""
     address = stack.get("service", "prometheus", within=deploy.NAMESPACE)["spec"]["clusterIP"]

@@ -2,18 +2,20 @@
 
 import contextlib
 import time
+from functools import partial
 from xmlrpc.client import Fault
 
-from dev.shell import Clock, CommandError
+from dev.shell import Clock, CommandError, wait_for
 from proof.cluster.stage import Stage
 from proof.cluster.watch import UNREACHABLE
-from proof.cluster.witness import Witness
+from proof.cluster.witness import Witness, alerts, prometheus_url
 from proof.drills.scenario import Scenario
 from proof.drills.verdict import Run
 from tests.cluster.stack_setup import Answers
 from tests.cluster.stack_traffic import Traffic
 
 STUCK_AFTER_S = 20
+QUIET_WITHIN_S = 180.0
 PATIENCE_S = 200.0
 """Longest wait of a client, in seconds. A prefill that waits for a lost decode ends sooner."""
 LONGEST_S = 1500.0
@@ -38,9 +40,16 @@ def play(scenario: Scenario, number: int, stage: Stage, expected: Answers, clock
     A drill that cannot be played, or does not recover, is a failed run.
 
     Raises:
-        TimeoutError: the stack is not Ready before the drill.
+        TimeoutError: before the drill, the stack is not Ready, or an alert does not end.
     """
+    stage.clear()
     stage.begin(stuckAfterSeconds=STUCK_AFTER_S)
+    wait_for(
+        "no alert of an earlier drill",
+        partial(alerts, prometheus_url(stage.stack)),
+        deadline_s=QUIET_WITHIN_S,
+        interval_s=1.0,
+    )
     failed = ""
     recover_s: float | None = None
     traffic = Traffic(stage.stack.router_url(), expected, patience_s=PATIENCE_S, longest_s=LONGEST_S)

@@ -124,6 +124,21 @@ def container_security_context() -> dict[str, Any]:
     }
 
 
+def spread_over_nodes(selector: dict[str, str]) -> list[dict[str, Any]]:
+    """Constraints by which pods of one selector prefer different nodes, so that a lost node leaves some of them.
+
+    A preference: where nodes are few, pods share one.
+    """
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": selector},
+        }
+    ]
+
+
 def http_probe(path: str, port: str, *, period_s: int, timeout_s: int, failures: int) -> dict[str, Any]:
     """An HTTP probe on a named port."""
     return {

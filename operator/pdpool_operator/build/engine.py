@@ -7,7 +7,7 @@ from ..api.key_epochs import FIRST_KEYS, KeyEpochs
 from ..api.pools import Pool
 from ..engines import engine_of
 from ..engines.base import Directory, Engine, Instance, Probe
-from .common import TERMINATION_MARGIN_S, http_probe, keys_volume
+from .common import TERMINATION_MARGIN_S, http_probe, keys_volume, spread_over_nodes
 from .rdma import rdma_environment, with_rdma
 from .settings import BuildSettings
 from .template import ENGINE_PATH, ROOT, MergeRules, TemplateInvalid, merge_template
@@ -67,6 +67,7 @@ def _template(kind: Engine, instance: Instance, settings: BuildSettings) -> dict
             **settings.pods.pull_secrets(),
             "securityContext": dict(settings.pods.pod_security_context),
             "terminationGracePeriodSeconds": pool.spec.drain_timeout_seconds + TERMINATION_MARGIN_S,
+            "topologySpreadConstraints": spread_over_nodes(names.pool_selector(pool.metadata.name, pool.role)),
             "containers": [_engine_container(kind, instance, settings, directories)],
             "volumes": [
                 *({"name": d.name, "emptyDir": {"medium": "Memory"} if d.in_memory else {}} for d in directories),

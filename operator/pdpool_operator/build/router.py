@@ -16,6 +16,7 @@ from .common import (
     keys_volume,
     metadata,
     spec_hash,
+    spread_over_nodes,
     with_build_hash,
 )
 from .settings import BuildSettings
@@ -133,6 +134,7 @@ def _template(service: DisaggregatedService, settings: BuildSettings) -> dict[st
             **_pull_secrets(service, settings),
             "securityContext": dict(settings.pods.pod_security_context),
             "terminationGracePeriodSeconds": GRACE_PERIOD_S,
+            "topologySpreadConstraints": spread_over_nodes(names.router_selector(name)),
             "containers": [_container(service, settings)],
             "volumes": [
                 {"name": "tmp", "emptyDir": {}},

@@ -41,3 +41,13 @@ def test_a_template_may_have_the_records_elsewhere() -> None:
     pod = instance_stateful_set(make_pool(template=other), 0, SETTINGS)["spec"]["template"]["spec"]
     flags = [arg for arg in pod["containers"][0]["args"] if arg.startswith("--flight-dir=")]
     assert flags[-1] == "--flight-dir=/records", "the last one holds"
+
+
+def test_pods_of_a_pool_prefer_different_nodes_unless_the_template_says_otherwise() -> None:
+    pod = instance_stateful_set(make_pool(), 1, SETTINGS)["spec"]["template"]
+    (spread,) = pod["spec"]["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == ("kubernetes.io/hostname", "ScheduleAnyway")
+    assert spread["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    packed = {"spec": {"topologySpreadConstraints": []}}
+    pod = instance_stateful_set(make_pool(template=packed), 1, SETTINGS)["spec"]["template"]
+    assert pod["spec"]["topologySpreadConstraints"] == []
