@@ -146,6 +146,16 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
             "reqps",
         ),
+        Panel(
+            "Leaked requests",
+            "An engine keeps these requests although their hand-offs have ended. A restart frees their memory.",
+            (
+                Query(
+                    f"sum by (namespace, pool, role, instance, queue) (pdpool_queue_leaked_reqs{{{HERE}}}) > 0",
+                    f"{INSTANCE} {{{{queue}}}}",
+                ),
+            ),
+        ),
     ),
     "Hand-offs": (
         Panel(
@@ -244,6 +254,27 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 Query(
                     f"max by (namespace, pool, role, instance) (pdpool_instance_in_rotation{{{HERE}}}) == 0",
                     INSTANCE,
+                ),
+            ),
+        ),
+        Panel(
+            "Repairs",
+            "Purges, restarts and replacements of instances at fault: done, or proposed in mode Observe.",
+            (
+                Query(
+                    "sum by (namespace, pool, role, action, outcome) "
+                    f"(increase(pdpool_repair_actions_total{{{HERE}}}[$__rate_interval]))",
+                    "{{namespace}}/{{pool}} {{role}} {{action}} {{outcome}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Repair budget",
+            "Restarts that repair may still make within the hour. At 0, an instance at fault waits for a person.",
+            (
+                Query(
+                    f"min by (namespace, pool, role) (pdpool_repair_budget_remaining{{{HERE}}})",
+                    "{{namespace}}/{{pool}} {{role}}",
                 ),
             ),
         ),

@@ -22,6 +22,8 @@ REACH = "reach.yaml"
 CUT = '(pdpool_condition{type="PeersUnreachable"})'
 REPAIR = "repair.yaml"
 LEAKED = "leaked.yaml"
+RANKS = "ranks.yaml"
+OF_RANK = "instance, rank) ("
 
 
 def run_scenarios(promtool: Path, folder: Path, rules: str, scenarios: list[Path]) -> subprocess.CompletedProcess[str]:
@@ -62,6 +64,32 @@ MUTATIONS = {
     "it fires at once": (STUCK, "for: 3m", "for: 0s"),
     "it fires late": (STUCK, "for: 3m", "for: 5m"),
     "it is not critical": (STUCK, "severity: critical", "severity: info"),
+    "a rank that moves diverges": (
+        RANKS,
+        "changes(pdpool_queue_moved_total[1m])) == 0",
+        "changes(pdpool_queue_moved_total[1m])) >= 0",
+    ),
+    "a rank that had a request at times diverges": (
+        RANKS,
+        f"role, {OF_RANK}min_over_time",
+        f"role, {OF_RANK}max_over_time",
+    ),
+    "a rank without requests diverges": (RANKS, "(pdpool_queue_reqs[1m])) > 0", "(pdpool_queue_reqs[1m])) >= 0"),
+    "a rank diverges from one of another instance": (
+        RANKS,
+        "and on (namespace, pool, role, instance)\n          sum by (namespace, pool, role, instance)",
+        "and on (namespace, pool, role)\n          sum by (namespace, pool, role)",
+    ),
+    "a rank diverges from ranks that stand still": (
+        RANKS,
+        "(changes(pdpool_queue_moved_total[1m])) > 0",
+        "(changes(pdpool_queue_moved_total[1m])) >= 0",
+    ),
+    "a rank diverges by its leaked requests": (
+        RANKS,
+        f"role, {OF_RANK}pdpool_queue_leaked_reqs) > 0",
+        f"role, {OF_RANK}pdpool_queue_leaked_reqs) > 9",
+    ),
     "leaked requests count as stuck": (LEAKED, "- pdpool_queue_leaked_reqs", ""),
     "one leaked request hides others": (
         LEAKED,
@@ -280,6 +308,7 @@ def test_windows_are_values(render: Render) -> None:
     set_by_values = {alert: rule["for"] for alert, rule in rules.items() if rule.get("for", "").endswith("s")}
     assert set_by_values == {
         "PdpoolPrefillBootstrapQueueStuck": "12s",
+        "PdpoolRankDivergence": "12s",
         "PdpoolInstanceStuck": "16s",
         "PdpoolInstanceFailing": "17s",
         "PdpoolServiceCannotServe": "18s",

@@ -16,6 +16,7 @@ from .test_alert_series import exported
 QUERIES = queries()
 NOT_EXPORTED_BEFORE_USE = {
     "pdpool_fences_total": {"outcome"},
+    "pdpool_repair_actions_total": {"namespace", "pool", "role", "action", "outcome"},
     "pdpool_connector_failures_total": {"cause", "namespace", "pod", "rank"},
 }
 """Counters without a series until their first event."""
