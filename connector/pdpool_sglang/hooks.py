@@ -78,7 +78,7 @@ def ingest_requests(result: Any, scheduler: Any, *rest: Any, **named: Any) -> No
         return
     manager.connector.beat()
     if manager.queues.is_due():
-        manager.queues.sample(surface.queues(scheduler))
+        manager.queues.sample(surface.queues(scheduler), surface.under_way(scheduler))
     manager.holds.release(partial(surface.agree, scheduler))
 
 

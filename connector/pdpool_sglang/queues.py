@@ -1,6 +1,6 @@
 """SGLang's queues as the connector shows them: how many wait, since when the oldest, and how many went on."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from pdpool_connector import DecodeConnector, PrefillConnector
@@ -10,7 +10,7 @@ SAMPLE_S: Final = 0.25
 
 
 class QueueSampler:
-    """Notes which requests are in a queue. A request that is no longer there has gone on.
+    """Notes which requests are in a queue. One that is elsewhere in the scheduler now has gone on. Others have ended.
 
     Args:
         connector: shows the queues.
@@ -27,18 +27,19 @@ class QueueSampler:
         """Whether the last sample is old enough. To be asked in each turn of the scheduler."""
         return self._clock() >= self._due
 
-    def sample(self, queues: Mapping[str, Iterable[str]]) -> None:
+    def sample(self, queues: Mapping[str, Collection[str]], under_way: Collection[str]) -> None:
         """Show the queues.
 
         Args:
             queues: ids of the requests in each.
+            under_way: ids of all requests of the scheduler.
         """
-        now = self._clock()
+        now, there = self._clock(), frozenset(under_way)
         self._due = now + SAMPLE_S
         for name, ids in queues.items():
             before = self._since.get(name, {})
             since = {one: before.get(one, now) for one in ids}
             self._since[name] = since
-            self._moved[name] = self._moved.get(name, 0) + sum(one not in since for one in before)
+            self._moved[name] = self._moved.get(name, 0) + len((before.keys() - since.keys()) & there)
             oldest = now - min(since.values()) if since else None
             self._connector.set_queue(name, len(since), oldest, self._moved[name])

@@ -246,25 +246,34 @@ def agree(scheduler: Any, flags: list[int]) -> Sequence[int]:  # noqa: ANN401
 
 
 def queues(scheduler: Any) -> Mapping[str, list[str]]:  # noqa: ANN401
-    """Ids of the requests in each queue."""
-    waiting = {"engine_waiting": [one.rid for one in scheduler.waiting_queue]}
+    """Ids of the requests in each hand-off queue. A request that waits for prefill's address is in none yet."""
     if scheduler.disaggregation_mode.value == "prefill":
-        return waiting | {
-            "engine_bootstrap": [one.rid for one in scheduler.disagg_prefill_bootstrap_queue.queue],
-            "engine_inflight": [one.rid for one in scheduler.disagg_prefill_inflight_queue],
+        return {
+            "prefill_bootstrap": [one.rid for one in scheduler.disagg_prefill_bootstrap_queue.queue],
+            "prefill_inflight": [one.rid for one in scheduler.disagg_prefill_inflight_queue],
         }
-    prealloc = scheduler.disagg_decode_prealloc_queue
-    return waiting | {
-        "engine_prealloc": [one.req.rid for one in prealloc.queue],
-        "engine_transfer": [one.req.rid for one in scheduler.disagg_decode_transfer_queue.queue],
-        "engine_retracted": [one.rid for one in prealloc.retracted_queue],
-        "engine_running": [one.rid for one in scheduler.running_batch.reqs],
+    prealloc, transfer = scheduler.disagg_decode_prealloc_queue, scheduler.disagg_decode_transfer_queue
+    return {
+        "decode_prealloc": [one.req.rid for one in prealloc.queue if one.waiting_for_input],
+        "decode_transfer": [one.req.rid for one in transfer.queue],
     }
 
 
+def under_way(scheduler: Any) -> list[str]:  # noqa: ANN401
+    """Ids of all requests that the scheduler has; also read from the thread of the drain."""
+    found = [one for ids in queues(scheduler).values() for one in ids]
+    found += [one.rid for one in scheduler.waiting_queue]
+    if scheduler.disaggregation_mode.value == "prefill":
+        return found
+    prealloc = scheduler.disagg_decode_prealloc_queue
+    found += [one.req.rid for one in prealloc.queue if not one.waiting_for_input]
+    found += [one.rid for one in prealloc.retracted_queue]
+    return found + [one.rid for one in scheduler.running_batch.reqs]
+
+
 def running(scheduler: Any) -> int:  # noqa: ANN401
-    """Requests under way, for the drain; read from another thread."""
-    return sum(len(ids) for ids in queues(scheduler).values())
+    """Number of requests under way."""
+    return len(under_way(scheduler))
 
 
 def waits_for_holds_only(scheduler: Any) -> bool:  # noqa: ANN401

@@ -16,7 +16,7 @@ from pdpool_operator.observe.model import (
     Tally,
 )
 
-from proof.queue_sim.world import Engine
+from proof.queue_sim.world import Engine, Queue
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 RANKS = 2
@@ -104,7 +104,7 @@ def samples(engine: Engine, now: float, at: datetime) -> list[RankSample]:
                 engine.beat_age_s(rank, now),
                 queues,
                 ranks=RANKS,
-                handoffs=_handoffs(engine, now),
+                engine_queues=_shown(engine, now),
                 ended=ended,
             ),
             load if rank == 0 else None,
@@ -114,20 +114,26 @@ def samples(engine: Engine, now: float, at: datetime) -> list[RankSample]:
 
 
 def _queues(engine: Engine, now: float) -> dict[str, QueueSample]:
-    if engine.frozen_gauge is not None:
-        return {
-            name: QueueSample(reqs, now - since if reqs else None, moved)
-            for name, (reqs, since, moved) in engine.frozen_gauge.items()
-        }
-    return {
-        name: QueueSample(len(queue.entered), queue.oldest_s(now), queue.moved) for name, queue in engine.queues.items()
+    """Return the queues as the connector counts them."""
+    return _frozen(engine, now) or {
+        name: _queue_of(queue, [at for request, at in queue.entered.items() if request is not engine.leaked], now)
+        for name, queue in engine.queues.items()
     }
 
 
-def _handoffs(engine: Engine, now: float) -> dict[str, QueueSample]:
-    """Return the queues as the connector counts them: without the leaked request, and with no gauge that can freeze."""
-    found = {}
-    for name, queue in engine.queues.items():
-        entered = [at for request, at in queue.entered.items() if request is not engine.leaked]
-        found[name] = QueueSample(len(entered), now - min(entered) if entered else None, queue.moved)
-    return found
+def _shown(engine: Engine, now: float) -> dict[str, QueueSample]:
+    """Return the queues as the engine shows them, leaked requests included."""
+    return _frozen(engine, now) or {
+        name: _queue_of(queue, list(queue.entered.values()), now) for name, queue in engine.queues.items()
+    }
+
+
+def _frozen(engine: Engine, now: float) -> dict[str, QueueSample]:
+    return {
+        name: QueueSample(reqs, now - since if reqs else None, moved)
+        for name, (reqs, since, moved) in (engine.frozen_gauge or {}).items()
+    }
+
+
+def _queue_of(queue: Queue, entered: list[float], now: float) -> QueueSample:
+    return QueueSample(len(entered), now - min(entered) if entered else None, queue.moved)

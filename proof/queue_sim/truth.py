@@ -10,6 +10,7 @@ from pdpool_operator.diagnose.orphans import LAG, LEAKED_AFTER
 from pdpool_operator.observe.sampler import INTERVAL_S, JITTER
 
 from proof.queue_sim.faults import FAULTS, Incident, Kind
+from proof.queue_sim.observe import STUCK_AFTER_S
 from proof.queue_sim.score import NAMES, Truth
 from proof.queue_sim.world import BOOTSTRAP, TRANSFER, Engine, World
 
@@ -25,8 +26,6 @@ LEAK_LIMIT_S = LEAKED_AFTER.total_seconds() + 2 * SAMPLED_S
 """Time to the verdict Leaked, once samples show the request."""
 ACCUSED = frozenset({Kind.FROZEN, Kind.RANK_FROZEN, Kind.FAILS_ALL, Kind.PEER_FAILING, Kind.RESTART})
 """Incidents in which an instance may be judged Stuck or Failing."""
-LEAKY = frozenset({Kind.LEAKED, Kind.GAUGE_FROZEN})
-"""Incidents in which an instance may be judged Leaked: a frozen gauge shows requests of which no hand-off is left."""
 BACKLOG_S = 20.0
 FAILED, SIBLINGS_DONE = 8, 12
 """Failures of an instance, and successes of its sibling, of the last 50 s, that must be enough evidence."""
@@ -45,6 +44,8 @@ class _Active:
     ended_s: float | None = None
     found: bool = False
     was_due: bool = False
+    quiet_s: float | None = None
+    """When nothing had finished at the instance for `STUCK_AFTER_S` at last."""
     evident_s: float | None = None
     """Since when samples show the fault: enough failed requests, or a request that is older than all hand-offs."""
 
@@ -94,14 +95,14 @@ class Truths:
         self._forgive(now)
         guilty, due = set(), {}
         for active in self._active:
-            if active.incident.kind in ACCUSED:
+            if self._may_be_accused(active, now):
                 guilty |= self._names(active)
             if (active.found and active.was_due) or not self._is_due(active, now):
                 continue
             active.was_due = True
             if not active.found:
                 due[self._engine(active).name] = str(active.incident)
-        leaks = frozenset(self._engine(active).name for active in self._active if active.incident.kind in LEAKY)
+        leaks = frozenset(self._engine(active).name for active in self._active if active.incident.kind is Kind.LEAKED)
         suspect = frozenset(name for name, until in self._late.items() if now < until)
         return Truth(frozenset(guilty), due, leaks, suspect)
 
@@ -114,6 +115,14 @@ class Truths:
             other = Role.DECODE if active.incident.role is Role.PREFILL else Role.PREFILL
             names.add(self._world.engines[other][active.incident.index].name)
         return names
+
+    def _may_be_accused(self, active: _Active, now: float) -> bool:
+        if active.incident.kind is Kind.GAUGE_FROZEN:
+            # Without traffic, the numbers are all that there is to see.
+            if now - self._engine(active).done_s >= STUCK_AFTER_S:
+                active.quiet_s = now
+            return active.quiet_s is not None and now - active.quiet_s <= SAMPLED_S
+        return active.incident.kind in ACCUSED
 
     def _is_due(self, active: _Active, now: float) -> bool:
         engine, kind = self._engine(active), active.incident.kind

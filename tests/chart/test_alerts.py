@@ -85,17 +85,6 @@ MUTATIONS = {
         "(changes(pdpool_queue_moved_total[1m])) > 0",
         "(changes(pdpool_queue_moved_total[1m])) >= 0",
     ),
-    "a rank diverges by its leaked requests": (
-        RANKS,
-        f"role, {OF_RANK}pdpool_queue_leaked_reqs) > 0",
-        f"role, {OF_RANK}pdpool_queue_leaked_reqs) > 9",
-    ),
-    "leaked requests count as stuck": (LEAKED, "- pdpool_queue_leaked_reqs", ""),
-    "one leaked request hides others": (
-        LEAKED,
-        "- pdpool_queue_leaked_reqs\n          ) == 0",
-        "- pdpool_queue_leaked_reqs\n          ) >= 0",
-    ),
     "queues without a leak count": (LEAKED, "(pdpool_queue_leaked_reqs) > 0", "(pdpool_queue_leaked_reqs) >= 0"),
     "leaks of ranks are separate alerts": (
         LEAKED,

@@ -24,8 +24,8 @@ def test_leaked_request_is_shown_and_has_no_handoff(side, queue):
         warm_up(*engines.values(), pool)
         assert web.post(faults, json={"leak_request": True}, timeout=30).status_code == 200
         warm_up(*engines.values(), pool)
-        until(lambda: (reqs("queues"), reqs("handoffs")) == (1, 0))
+        until(lambda: (reqs("engine_queues"), reqs("queues")) == (1, 0))
         warm_up(*engines.values(), pool)
-        until(lambda: (reqs("queues"), reqs("handoffs")) == (1, 0))
+        until(lambda: (reqs("engine_queues"), reqs("queues")) == (1, 0))
         assert web.post(faults, json={"leak_request": False}, timeout=30).status_code == 200
-        until(lambda: reqs("queues") == 0)
+        until(lambda: reqs("engine_queues") == 0)

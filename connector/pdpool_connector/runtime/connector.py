@@ -294,7 +294,10 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
         return self._publisher.read()
 
     def set_queue(self, name: str, reqs: SupportsIndex, oldest_s: float | None, moved_total: SupportsIndex) -> None:
-        """Show a queue of the engine's own beside the connector's in `stats()`.
+        """Show a queue of the engine's in `stats()`. It ages until it is shown again.
+
+        Under the name of a hand-off queue, it lets the operator find requests that the engine keeps although their
+        hand-offs have ended.
 
         Args:
             name: Of the queue: 1 to 64 letters, digits, '.', '_' and '-'.
@@ -570,7 +573,6 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
         self._process_watch.tidy()
         self._outcomes.held([one.attempt for one in held])
         counts = queues_of(self._machine.queues, now)
-        handoffs = {label: queue for label, queue in counts.items() if "_" in label}
         return ConnectorStats(
             role=self.role,
             rank=self.config.number_in_pod,
@@ -585,8 +587,8 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
             loop_lag_s=0.0,
             engine_beat_age_s=None,
             draining=self._machine.draining,
-            queues=handoffs,
-            handoffs=handoffs,
+            queues={label: queue for label, queue in counts.items() if "_" in label},
+            engine_queues={},
             attempts={label: queue for label, queue in counts.items() if "_" not in label},
             outcomes=dict(self._outcomes.outcomes),
             causes=dict(self._outcomes.causes),

@@ -81,9 +81,9 @@ class ConnectorStats:
             endpoint one port after that of the one before it.
         engine, connector_version: Name and version of the engine, "" if it gave none; version of pdpool.
         backend: Its transfer backend.
-        queues: Hand-off queues and the engine's own. The engine's count stands for a queue that it shows.
-        handoffs: The hand-off queues as the connector counts them. An engine's queue with a request that is older than
-            all of the same queue here keeps a request whose hand-off has ended.
+        queues: Hand-off queues. The connector counts its hand-offs; a queue without any has the engine's numbers.
+        engine_queues: The queues as the engine shows them. A request there that is older than all of the same queue in
+            `queues` has no hand-off any more.
         attempts: Hand-offs by state.
         pod_uid, container: Where it runs, as its peers receive it.
         engine_beat_age_s: Seconds since the engine's last `beat`; None if there was none.
@@ -103,7 +103,7 @@ class ConnectorStats:
     engine_beat_age_s: float | None
     draining: bool
     queues: Mapping[str, QueueStats]
-    handoffs: Mapping[str, QueueStats]
+    engine_queues: Mapping[str, QueueStats]
     attempts: Mapping[str, QueueStats]
     outcomes: Mapping[str, int]
     causes: Mapping[str, int]

@@ -60,12 +60,14 @@ class StatsPublisher:
         assert self._snapshot is not None
         snapshot, now = self._snapshot, time.monotonic()
         beat = self._engine_beat
+        shown = {name: _aged(now - at, queue) for name, (at, queue) in self._queues.items()}
         return replace(
             snapshot,
             uptime_s=now - self._born,
             loop_lag_s=self._lag(),
             engine_beat_age_s=None if beat is None else now - beat,
-            queues={**snapshot.queues, **{name: _aged(now - at, queue) for name, (at, queue) in self._queues.items()}},
+            queues={**shown, **snapshot.queues},
+            engine_queues=shown,
         )
 
 

@@ -247,9 +247,9 @@ class Judge:
     def queues(self) -> Iterator[QueueReading]:
         """Return the hand-off queues as last seen, for metrics. Ranks without a last answer have none."""
         for labels, track in self._ranks():
-            connector = track.latest.connector
+            shown = track.latest.connector.engine_queues if track.latest.connector is not None else {}
             for name, queue in (track.latest.seen_queues or {}).items():
-                leaked = track.leaked.get(name, 0) if connector is not None and name in connector.handoffs else None
+                leaked = track.leaked.get(name, 0) if name in shown else None
                 yield QueueReading((*labels, name), queue.reqs, queue.oldest_s, queue.moved_total, leaked)
 
     def holds(self) -> Iterator[HoldReading]:

@@ -58,5 +58,5 @@ def _vetoes(diagnosis: Diagnosis, now: datetime) -> bool:
 def _seen(diagnoses: Iterable[Diagnosis], now: datetime) -> Iterator[Mapping[str, QueueSample]]:
     """Yield the queues of each rank that has answered lately."""
     for track in (track for diagnosis in diagnoses for track in diagnosis.subject.tracks):
-        if is_current(track, now) and (queues := track.queues_now or track.latest.seen_queues) is not None:
+        if is_current(track, now) and (queues := track.latest.seen_queues) is not None:
             yield queues

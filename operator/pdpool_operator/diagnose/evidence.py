@@ -51,8 +51,8 @@ class Wait:
 
 
 def current_queues(track: RankTrack, now: datetime) -> Mapping[str, QueueSample] | None:
-    """Return the rank's queues without leaked requests, or None if the last answer is out of date."""
-    return track.queues_now if is_current(track, now) else None
+    """Return the rank's queues by the best source of its pod, or None if the last answer is out of date."""
+    return track.latest.queues if is_current(track, now) else None
 
 
 def current_connector(track: RankTrack, now: datetime) -> ConnectorSample | None:
@@ -88,8 +88,8 @@ def is_overdue(track: RankTrack, now: datetime, limit: timedelta) -> bool:
 
 def oldest_waiting_since(track: RankTrack, now: datetime) -> datetime | None:
     """Return when the rank's oldest request in a hand-off queue began to wait."""
-    queues = current_queues(track, now) or {}
-    ages = [queue.oldest_s for queue in queues.values() if queue.reqs and queue.oldest_s is not None]
+    connector = current_connector(track, now)
+    ages = [q.oldest_s for q in connector.queues.values() if q.reqs and q.oldest_s is not None] if connector else []
     return track.latest.at - timedelta(seconds=max(ages)) if ages else None
 
 
@@ -128,7 +128,7 @@ def _known_until(read_at: datetime | None, sample: RankSample, now: datetime) ->
 def _purpose(name: str, sample: RankSample) -> str:
     if name == "decode_prealloc" and not sample.has_connector:
         return "for memory or the handshake"
-    return PURPOSE.get(name, f"in {name}")
+    return PURPOSE[name]
 
 
 def is_known_to_run(track: RankTrack, now: datetime, limit: timedelta) -> bool:

@@ -3,13 +3,13 @@
 The engine shows its queues, and the connector counts its hand-offs in the same queues:
 
     orphaned(q)  <=>  the engine shows more requests in q than the connector has hand-offs in it,
-                      and its oldest one is LAG or more older than every hand-off in q of all ranks,
-                      and than every hold
+                      and its oldest one is LAG or more older than every hand-off in q of all ranks
 
     leaked(q)    <=>  q has been orphaned for LEAKED_AFTER, with the same oldest request
 
 An engine notices the end of a hand-off in a turn of its loop. So nothing is orphaned while the loop does not run. A
-request waits until all ranks have ended its hand-off. So nothing is orphaned while a rank does not answer.
+request waits until all ranks have ended its hand-off, and until failed ones are settled. So nothing is orphaned while
+a rank does not answer, or has unsettled hand-offs.
 
 Their number is the least surplus of that time: what a queue had more than the connector, at every sample.
 """
@@ -50,28 +50,27 @@ def follow_orphans(
         ranks: Samples of all ranks of the instance, from the same look.
     """
     connectors = [rank.connector for rank in ranks]
-    if sample.connector is None or None in connectors:
+    if sample.connector is None or any(one is None or one.unsettled for one in connectors):
         return {}
     found = {}
-    for name, handoffs in sample.connector.handoffs.items():
-        queue = sample.connector.queues.get(name)
+    for name, shown in sample.connector.engine_queues.items():
         known_s = max(_oldest_s(connector, name) for connector in connectors if connector is not None)
-        if queue is not None and (now := _step(before.get(name), queue, handoffs, known_s, sample.at)) is not None:
+        handoffs = sample.connector.queues.get(name)
+        now = None if handoffs is None else _step(before.get(name), shown, handoffs, known_s, sample.at)
+        if now is not None:
             found[name] = now
     return found
 
 
 def _oldest_s(connector: ConnectorSample, queue: str) -> float:
-    """Return the age of the oldest hand-off of a queue, or of the oldest hold."""
-    handoffs = connector.handoffs.get(queue)
-    oldest_s = handoffs.oldest_s if handoffs is not None else None
-    return max(oldest_s or 0.0, connector.held_oldest_s or 0.0)
+    handoffs = connector.queues.get(queue)
+    return (handoffs.oldest_s or 0.0) if handoffs is not None else 0.0
 
 
 def _step(
-    before: Orphans | None, queue: QueueSample, handoffs: QueueSample, known_s: float, at: datetime
+    before: Orphans | None, shown: QueueSample, handoffs: QueueSample, known_s: float, at: datetime
 ) -> Orphans | None:
-    surplus, oldest = queue.reqs - handoffs.reqs, timedelta(seconds=queue.oldest_s or 0.0)
+    surplus, oldest = shown.reqs - handoffs.reqs, timedelta(seconds=shown.oldest_s or 0.0)
     if surplus <= 0 or oldest - timedelta(seconds=known_s) < LAG:
         return None
     entered = at - oldest
@@ -83,14 +82,3 @@ def _step(
 def leaked(orphans: Mapping[str, Orphans], at: datetime) -> dict[str, int]:
     """Return how many requests of each queue have leaked. `at`: time of the newest answer."""
     return {name: found.reqs for name, found in orphans.items() if at - found.since >= LEAKED_AFTER}
-
-
-def living(connector: ConnectorSample, leaked_reqs: Mapping[str, int]) -> dict[str, QueueSample]:
-    """Return the queues of an answer without leaked requests. Ages are those of hand-offs, where these are counted."""
-    queues = {}
-    for name, queue in connector.queues.items():
-        counted = connector.handoffs.get(name)
-        reqs = max(queue.reqs - leaked_reqs.get(name, 0), 0)
-        oldest_s = queue.oldest_s if counted is None else counted.oldest_s or 0.0
-        queues[name] = replace(queue, reqs=reqs, oldest_s=oldest_s if reqs else None)
-    return queues

@@ -42,7 +42,7 @@ With  still(q)   = time since anything moved in the queue q, and
     stalled, and the other side healthy           Stuck
 
     the engine keeps requests in q of which no
-        hand-off is under way (see `orphans`)     Leaked. They count in no other line
+        hand-off is under way (see `orphans`)     Leaked
 
 The first line of these that fits holds, but what the other side's engines say of themselves (silent, failing) goes
 first. A long prompt keeps two engines waiting that are busy. Prefill's queues move when a chunk or the prompt has been
@@ -261,7 +261,7 @@ def _waits_for_handshake(wait: Wait, track: RankTrack) -> bool:
 
 def _waits_for_landing(wait: Wait, track: RankTrack, shared: EngineSample | None) -> bool:
     """Whether requests wait for memory that no running request holds, but requests that wait for their KV cache."""
-    queues = track.queues_now
+    queues = track.latest.queues
     if wait.name != "decode_prealloc" or queues is None:
         return False
     engine, transfer = _load(track, shared), queues.get("decode_transfer")

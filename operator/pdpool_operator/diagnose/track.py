@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from ..observe.model import ConnectorSample, Counters, QueueSample, RankSample
-from .orphans import Orphans, follow_orphans, leaked, living
+from .orphans import Orphans, follow_orphans, leaked
 from .outcomes import OutcomeTrack, count
 
 GAP_S = 5.0
@@ -93,15 +93,6 @@ class RankTrack:
         return {} if self.answered_at is None else leaked(self.orphans, self.answered_at)
 
     @property
-    def queues_now(self) -> Mapping[str, QueueSample] | None:
-        """The hand-off queues of the last sample, by the best source of its pod, without leaked requests.
-
-        `None` if that source did not answer.
-        """
-        connector = self.latest.connector
-        return self.latest.queues if connector is None else living(connector, self.leaked)
-
-    @property
     def answered(self) -> bool:
         """Whether its source of verdicts has answered: the connector, or else the engine."""
         return bool(self.incarnation) or (not self.latest.has_connector and self.latest.engine is not None)
@@ -142,7 +133,7 @@ def follow(track: RankTrack | None, sample: RankSample, ranks: Sequence[RankSamp
 
 
 def _has_waited(connector: ConnectorSample) -> bool:
-    return any(queue.reqs and (queue.oldest_s or 0.0) >= WAITED_S for queue in living(connector, {}).values())
+    return any(queue.reqs and (queue.oldest_s or 0.0) >= WAITED_S for queue in connector.queues.values())
 
 
 def _ended(before: OutcomeTrack | None, connector: ConnectorSample, at: datetime) -> OutcomeTrack | None:

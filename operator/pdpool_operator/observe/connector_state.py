@@ -6,8 +6,10 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from ..engines.answers import MAX_COUNT, MAX_RANKS, Answer, Count, Name, Seconds, Version
 from .http import Unanswered, invalid
-from .model import ConnectorSample, HoldSample, PeerSample, QueueSample, Tally
+from .model import HANDOFF_QUEUES, ConnectorSample, HoldSample, PeerSample, QueueSample, Tally
 
+UNSETTLED = frozenset({"aborting", "quiescing", "held"})
+"""States of hand-offs that have failed while their memory may still be accessed."""
 MAX_PEERS = 4096
 """Limit of peers per rank."""
 
@@ -64,7 +66,8 @@ class _State(Answer):
     connector_version: Version = ""
     peers: list[_Peer] = Field(default_factory=list, max_length=MAX_PEERS)
     links: Annotated[list[_Link], BeforeValidator(_silent)] = Field(default_factory=list)
-    handoffs: Annotated[dict[Name, _Queue], Field(max_length=16)] = Field(default_factory=dict)
+    engine_queues: Annotated[dict[Name, _Queue], Field(max_length=16)] = Field(default_factory=dict)
+    attempts: Annotated[dict[Name, _Queue], Field(max_length=16)] = Field(default_factory=dict)
     outcomes: dict[Name, Count] | None = Field(default=None, max_length=16)
     causes: dict[Name, Count] = Field(default_factory=dict, max_length=64)
 
@@ -86,7 +89,8 @@ def parse_state(body: bytes) -> ConnectorSample:
         incarnation=state.incarnation,
         beat_age_s=state.engine_beat_age_s,
         queues=_queues(state.queues),
-        handoffs=_queues(state.handoffs),
+        engine_queues=_queues(state.engine_queues),
+        unsettled=sum(state.attempts[name].reqs for name in UNSETTLED & state.attempts.keys()),
         ranks=state.ranks,
         holds=state.holds,
         held_bytes=state.held_bytes,
@@ -103,7 +107,11 @@ def parse_state(body: bytes) -> ConnectorSample:
 
 
 def _queues(queues: dict[str, _Queue]) -> dict[str, QueueSample]:
-    return {name: QueueSample(queue.reqs, queue.oldest_s, queue.moved_total) for name, queue in queues.items()}
+    return {
+        name: QueueSample(queue.reqs, queue.oldest_s, queue.moved_total)
+        for name, queue in queues.items()
+        if name in HANDOFF_QUEUES
+    }
 
 
 def _ended(state: _State) -> Tally | None:

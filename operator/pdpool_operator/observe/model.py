@@ -18,6 +18,7 @@ from ..engines.answers import EngineSample as EngineSample
 
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 """Kubernetes' taint of a node that a person, or the cloud, declares switched off."""
+HANDOFF_QUEUES = frozenset({"prefill_bootstrap", "prefill_inflight", "decode_prealloc", "decode_transfer"})
 CRASH_LOOP = "CrashLoopBackOff"
 """Kubernetes' reason for a container that waits for a restart."""
 
@@ -99,7 +100,7 @@ class ConnectorSample:
     beat_age_s: float | None
     """Seconds since the engine's scheduler loop last ran; `None` when the engine does not report that."""
     queues: Mapping[str, QueueSample]
-    """As the engine shows them, or else as the connector counts its hand-offs."""
+    """The hand-off queues. Other queues that an engine shows are for people."""
     ranks: int = 1
     """Number of the instance's ranks, including this one."""
     holds: int = 0
@@ -119,8 +120,10 @@ class ConnectorSample:
     peers: tuple[PeerSample, ...] = ()
     silent: tuple[str, ...] = ()
     """At decode: registries of prefills, `host:port`, that do not answer it."""
-    handoffs: Mapping[str, QueueSample] = field(default_factory=dict)
-    """Hand-off queues as the connector counts them. A queue that it does not count is absent."""
+    engine_queues: Mapping[str, QueueSample] = field(default_factory=dict)
+    """The hand-off queues that the engine shows, as it shows them."""
+    unsettled: int = 0
+    """Hand-offs that have failed while their memory may still be accessed. An engine may keep their requests."""
     ended: Tally | None = None
     """Hand-offs that ended since the incarnation began. `None` if the connector does not report them."""
 

@@ -128,6 +128,6 @@ def _known_work(instance: ObservedInstance, number: int) -> tuple[str, ...]:
         work |= {"running": rank.engine.running, "waiting": rank.engine.waiting}
         work |= {f"in {name}": reqs - leaked.get(name, 0) for name, reqs in rank.engine.queues.items()}
     if rank.connector is not None:
-        work |= {f"in {name}": queue.reqs - leaked.get(name, 0) for name, queue in rank.connector.queues.items()}
+        work |= {f"in {name}": queue.reqs for name, queue in rank.connector.queues.items()}
         work["held"] = rank.connector.holds
     return tuple(f"{count} {what}" for what, count in work.items() if count > 0)

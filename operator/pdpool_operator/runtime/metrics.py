@@ -30,7 +30,7 @@ class QueueReading:
     oldest_s: float | None
     moved_total: int | None
     leaked: int | None = None
-    """Requests of it of which no hand-off is under way. `None` if the connector does not count its hand-offs."""
+    """Requests that the engine keeps although their hand-offs have ended. `None` if it does not show the queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class _Live(Collector):
         )
         leaked = GaugeMetricFamily(
             "pdpool_queue_leaked_reqs",
-            "Requests in a hand-off queue of which no hand-off is under way.",
+            "Requests that an engine keeps in a hand-off queue although their hand-offs have ended.",
             labels=QUEUE_LABELS,
         )
         for reading in self._queues():

@@ -8,7 +8,7 @@ from pdpool_operator.api.names import Role
 from pdpool_operator.diagnose import orphans
 from pdpool_operator.diagnose.model import Diagnosis
 
-from proof.queue_sim import observe, truth
+from proof.queue_sim import observe
 from proof.queue_sim.faults import Incident, Kind
 from proof.queue_sim.run import Run
 from proof.queue_sim.score import Score, Scorer, Truth
@@ -76,10 +76,3 @@ def test_run_of_no_time_is_not_ok() -> None:
 def test_leaked_request_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orphans, "LAG", timedelta(hours=1))
     assert play(Kind.LEAKED).missed == 1
-
-
-def test_gauge_that_lags_is_no_leak(monkeypatch: pytest.MonkeyPatch) -> None:
-    score = play(Kind.GAUGE_FROZEN)
-    assert score.ok, score.examples
-    monkeypatch.setattr(truth, "LEAKY", frozenset())
-    assert play(Kind.GAUGE_FROZEN).wrong_side > 0

@@ -32,7 +32,7 @@ def stats() -> ConnectorStats:
         engine_beat_age_s=None,
         draining=False,
         queues={},
-        handoffs={},
+        engine_queues={},
         attempts={"waiting": QueueStats(2, 1.5, 7)},
         outcomes={"done": 3},
         causes={"aborted": 1},

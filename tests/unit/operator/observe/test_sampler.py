@@ -511,3 +511,17 @@ def test_only_running_pods_of_the_pools_own_instances_are_sampled() -> None:
     own, pending = make_instance(pool), make_instance(pool, 1, pod=make_pod("x", phase="Pending"))
     foreign, empty = make_instance(pool, 2, controller_uid="another"), make_instance(pool, 3, pod=None)
     assert [target.instance for target in pool_targets(pool, [own, pending, foreign, empty])] == [0]
+
+
+def test_queues_that_are_no_handoff_queues_are_not_judged():
+    """A request that generates for minutes stands in `engine_running`. Its engine was judged Stuck."""
+    row = {"reqs": 1, "oldest_s": 100.0, "moved_total": 5}
+    body = {
+        "incarnation": "a",
+        "queues": {"decode_transfer": row, "engine_running": row},
+        "engine_queues": {"engine_running": row},
+        "attempts": {"offered": row, "aborting": row, "held": row},
+    }
+    found = parse_state(json.dumps(body).encode())
+    assert (set(found.queues), set(found.engine_queues)) == ({"decode_transfer"}, set())
+    assert found.unsettled == 2

@@ -2,7 +2,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pdpool_operator.observe.model import ObservedInstance
+from pdpool_operator.observe.model import EngineSample, ObservedInstance
 from pdpool_operator.plan.drain import SETTLE_S, deadline, has_work_to_lose, work_left
 
 from tests.unit.operator.plan.makers import T0, make_instance, make_pod, make_pool, make_sample, seconds
@@ -88,7 +88,7 @@ def test_the_deadline_counts_from_the_start_of_the_drain() -> None:
 
 
 def test_no_drain_waits_for_leaked_requests() -> None:
-    waits = {"prefill_inflight": (3, 400.0, 9)}
-    left = draining(ranks={0: make_sample(LATER, queues=waits)}, leaked={0: {"prefill_inflight": 2}})
+    waits = replace(make_sample(LATER), engine=EngineSample(0, 0, {"prefill_inflight": 3}))
+    left = draining(ranks={0: waits}, leaked={0: {"prefill_inflight": 2}})
     assert work_left(left, routed=True) == ("rank 0 has 1 in prefill_inflight",)
     assert work_left(replace(left, leaked={0: {"prefill_inflight": 3}}), routed=True) == ()
