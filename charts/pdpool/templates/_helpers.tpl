@@ -136,7 +136,7 @@ app.kubernetes.io/component: operator
 {{ get .Values "_seed" }}
 {{- end -}}
 
-{{/* Milliseconds of a Prometheus duration. The schema has checked its form. */}}
+{{/* Milliseconds of a Prometheus duration, whose form `pdpool.checkValues` has checked. */}}
 {{- define "pdpool.milliseconds" -}}
 {{- $total := 0 -}}
 {{- /* Without leading zeros, because int64 reads 010 as eight. */ -}}
@@ -150,6 +150,7 @@ app.kubernetes.io/component: operator
 {{/* Refuses windows with which the alert on a stuck queue could not fire, or would fire for a moving queue. 300 s is the
 engines' default request deadline. */}}
 {{- define "pdpool.checkWindows" -}}
+{{- include "pdpool.checkValues" . -}}
 {{- $window := .Values.rules.windows.noProgress -}}
 {{- $stuck := .Values.rules.windows.bootstrapQueueStuck -}}
 {{- $window_ms := include "pdpool.milliseconds" $window | int64 -}}
