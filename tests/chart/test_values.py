@@ -175,6 +175,7 @@ def test_prometheus_operator_objects_need_its_api(render: Render) -> None:
         refused = render(values)
         assert refused.failed
         assert f"{key}: the cluster has no monitoring.coreos.com/v1" in refused.error
+        assert "`helm template` needs --api-versions monitoring.coreos.com/v1" in refused.error
 
 
 def test_prometheus_operator_gets_the_same_rules_and_both_kinds_of_pods(render: Render) -> None:

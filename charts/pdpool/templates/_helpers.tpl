@@ -176,7 +176,7 @@ engines' default request deadline. */}}
 
 {{- define "pdpool.needsMonitoringApi" -}}
 {{- if not (.root.Capabilities.APIVersions.Has "monitoring.coreos.com/v1") -}}
-{{- fail (printf "%s: the cluster has no monitoring.coreos.com/v1 (install the Prometheus operator's CRDs first, or set it to false)" .key) -}}
+{{- fail (printf "%s: the cluster has no monitoring.coreos.com/v1; install the Prometheus operator's CRDs first, or set it to false. `helm template` needs --api-versions monitoring.coreos.com/v1" .key) -}}
 {{- end -}}
 {{- end -}}
 
