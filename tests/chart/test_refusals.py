@@ -134,6 +134,37 @@ def test_network_is_a_client(render: Render, cidr: str) -> None:
     assert not render({"networkPolicy": {"clients": [{"ipBlock": {"cidr": cidr, "except": [cidr]}}]}}).failed
 
 
+NAME_OF_NAMESPACE = "kubernetes.io/metadata.name"
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [{"matchLabels": {"team": "obs"}}, {"matchExpressions": [{"key": "team", "operator": "Exists"}]}],
+    ids=["labels", "expressions"],
+)
+def test_default_namespace_beside_other_labels_is_refused(render: Render, selector: dict[str, Any]) -> None:
+    refused = render({"networkPolicy": {"prometheus": {"namespaceSelector": selector}}})
+    assert refused.failed
+    assert "selects only the namespace monitoring, and only if your other labels match" in refused.error
+    assert f"Set its label {NAME_OF_NAMESPACE} to null" in refused.error
+
+
+@pytest.mark.parametrize(
+    ("labels", "selected"),
+    [
+        ({"team": "obs", NAME_OF_NAMESPACE: None}, {"team": "obs"}),
+        ({NAME_OF_NAMESPACE: "obs"}, {NAME_OF_NAMESPACE: "obs"}),
+    ],
+    ids=["by label", "by name"],
+)
+def test_other_namespace_of_prometheus_is_selected(
+    render: Render, labels: dict[str, Any], selected: dict[str, str]
+) -> None:
+    rendered = render({"networkPolicy": {"prometheus": {"namespaceSelector": {"matchLabels": labels}}}})
+    (rule,) = rendered.one("NetworkPolicy", "pdpool-operator")["spec"]["ingress"]
+    assert rule["from"][0]["namespaceSelector"] == {"matchLabels": selected}
+
+
 def test_variable_that_stands_twice_is_refused(render: Render) -> None:
     twice = [{"name": "NO_PROXY", "value": "a"}, {"name": "A", "value": "a"}, {"name": "NO_PROXY", "value": "b"}]
     refused = render({"operator": {"extraEnv": twice}})

@@ -43,6 +43,18 @@ rules.windows.{{ $window }}: {{ include "pdpool.durationForm" $ }}
 {{- end -}}
 {{- include "pdpool.checkEnvironment" . -}}
 {{- include "pdpool.checkClients" . -}}
+{{- include "pdpool.checkPrometheus" . -}}
+{{- end -}}
+
+{{/* Refuses a selector of Prometheus' namespaces to which Helm has added the default. It would select none, silently. */}}
+{{- define "pdpool.checkPrometheus" -}}
+{{- $selector := .Values.networkPolicy.prometheus.namespaceSelector -}}
+{{- $labels := get $selector "matchLabels" | default dict -}}
+{{- $others := or (gt (len $labels) 1) (get $selector "matchExpressions") -}}
+{{- if and $others (hasKey $labels "kubernetes.io/metadata.name") -}}
+{{- $name := get $labels "kubernetes.io/metadata.name" -}}
+{{- fail (printf "networkPolicy.prometheus.namespaceSelector selects only the namespace %s, and only if your other labels match: Helm adds the chart's default to your value. Set its label kubernetes.io/metadata.name to null, or name the namespace there and leave the others out" $name) -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Refuses a variable that stands twice: patches of a list merge its entries by name. */}}
