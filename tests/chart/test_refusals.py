@@ -111,19 +111,21 @@ def test_wrong_form_is_refused_with_what_is_right(render: Render, path: str, val
     assert f'{path} is "{value}"; it must be {right}' in refused.error
 
 
+@pytest.mark.parametrize("name", ["clients", "watchers"])
 @pytest.mark.parametrize(
-    ("client", "words"),
+    ("peer", "words"),
     [
-        ({"ipBlock": {"cidr": "10.0.0.0"}}, f'networkPolicy.clients[1].ipBlock has "10.0.0.0"; it must be {NETWORK}'),
+        ({"ipBlock": {"cidr": "10.0.0.0"}}, f'[1].ipBlock has "10.0.0.0"; it must be {NETWORK}'),
         ({"ipBlock": {"cidr": "10.0.0.0/33"}}, NETWORK),
         ({"ipBlock": {"cidr": "fd00::/129"}}, NETWORK),
         ({"ipBlock": {"cidr": "10.0.0.0/8", "except": ["gateway"]}}, f'"gateway"; it must be {NETWORK}'),
-        ({"ipBlock": {"cidr": "10.0.0.0/8"}, "podSelector": {}}, "networkPolicy.clients[1] has ipBlock and a selector"),
+        ({"ipBlock": {"cidr": "10.0.0.0/8"}, "podSelector": {}}, "[1] has ipBlock and a selector"),
     ],
 )
-def test_client_that_breaks_all_policies_is_refused(render: Render, client: dict[str, Any], words: str) -> None:
-    refused = render({"networkPolicy": {"clients": [{"podSelector": {}}, client]}})
+def test_peer_that_breaks_all_policies_is_refused(render: Render, name: str, peer: dict[str, Any], words: str) -> None:
+    refused = render({"networkPolicy": {name: [{"podSelector": {}}, peer]}})
     assert refused.failed
+    assert f"networkPolicy.{name}[1]" in refused.error
     assert words in refused.error
 
 

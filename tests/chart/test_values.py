@@ -167,6 +167,16 @@ def test_operator_is_reached_by_prometheus_only(render: Render) -> None:
     assert [port["port"] for port in rule["ports"]] == [8080]
 
 
+def test_further_watchers_reach_the_operator_and_engines(render: Render) -> None:
+    watcher = {"ipBlock": {"cidr": "10.0.0.10/32"}}
+    rendered = render({"networkPolicy": {"watchers": [watcher]}})
+    (rule,) = rendered.one("NetworkPolicy", "pdpool-operator")["spec"]["ingress"]
+    peers = json.loads(environment(rendered.one("Deployment", "pdpool-operator"))["PDPOOL_NETWORK_PEERS"])
+    assert rule["from"][1:] == [watcher]
+    assert peers["watchers"][2:] == [watcher]
+    assert peers["clients"] == []
+
+
 def test_prometheus_operator_objects_need_its_api(render: Render) -> None:
     for values, key in (
         ({"rules": {"prometheusRule": {"enabled": True}}}, "rules.prometheusRule.enabled"),

@@ -191,7 +191,7 @@ podSelector: {{ .Values.networkPolicy.prometheus.podSelector | default dict | to
 {{- if .Values.networkPolicy.enabled -}}
 {{- $own := dict "namespaceSelector" (dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace)) -}}
 {{- $_ := set $own "podSelector" (dict "matchLabels" (include "pdpool.operatorSelector" . | fromYaml)) -}}
-{{- $watchers := list $own (include "pdpool.prometheus" . | fromYaml) -}}
+{{- $watchers := concat (list $own (include "pdpool.prometheus" . | fromYaml)) (.Values.networkPolicy.watchers | default list) -}}
 {{- dict "watchers" $watchers "clients" (.Values.networkPolicy.clients | default list) | toJson -}}
 {{- end -}}
 {{- end -}}

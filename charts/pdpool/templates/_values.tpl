@@ -42,7 +42,9 @@ rules.windows.{{ $window }}: {{ include "pdpool.durationForm" $ }}
 {{- end -}}
 {{- end -}}
 {{- include "pdpool.checkEnvironment" . -}}
-{{- include "pdpool.checkClients" . -}}
+{{- range $name := list "clients" "watchers" -}}
+{{- include "pdpool.checkPeers" (list (printf "networkPolicy.%s" $name) (get $.Values.networkPolicy $name | default list)) -}}
+{{- end -}}
 {{- include "pdpool.checkPrometheus" . -}}
 {{- end -}}
 
@@ -68,17 +70,17 @@ rules.windows.{{ $window }}: {{ include "pdpool.durationForm" $ }}
 {{- end -}}
 {{- end -}}
 
-{{/* Refuses clients that the API server would refuse in the NetworkPolicy of every pool. */}}
-{{- define "pdpool.checkClients" -}}
+{{/* Refuses peers that the API server would refuse in the NetworkPolicy of every pool. Argument: list of key and peers. */}}
+{{- define "pdpool.checkPeers" -}}
 {{- $ipv4 := `^[0-9]{1,3}(\.[0-9]{1,3}){3}/([12]?[0-9]|3[0-2])$` -}}
 {{- $ipv6 := `^[0-9a-fA-F:.]*:[0-9a-fA-F:.]*/(1[01][0-9]|12[0-8]|[1-9]?[0-9])$` -}}
-{{- range $index, $client := .Values.networkPolicy.clients -}}
-{{- $path := printf "networkPolicy.clients[%d]" $index -}}
-{{- if hasKey $client "ipBlock" -}}
-{{- if gt (len $client) 1 -}}
+{{- range $index, $peer := index . 1 -}}
+{{- $path := printf "%s[%d]" (index $ 0) $index -}}
+{{- if hasKey $peer "ipBlock" -}}
+{{- if gt (len $peer) 1 -}}
 {{- fail (printf "%s has ipBlock and a selector; give each an entry of its own" $path) -}}
 {{- end -}}
-{{- range concat (list $client.ipBlock.cidr) (get $client.ipBlock "except" | default list) -}}
+{{- range concat (list $peer.ipBlock.cidr) (get $peer.ipBlock "except" | default list) -}}
 {{- if not (or (regexMatch $ipv4 .) (regexMatch $ipv6 .)) -}}
 {{- fail (printf "%s.ipBlock has %q; it must be a network, such as 10.0.0.0/8 or fd00::/64" $path .) -}}
 {{- end -}}
