@@ -62,7 +62,9 @@ def _class(kind: str) -> Any:  # noqa: ANN401 - a class that SGLang makes object
 def _reason(error: Exception) -> str:
     """What went wrong and what to do, for the person who starts the engine."""
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("sglang"):
-        return f"{error}: run pip install 'pdpool[sglang]' in SGLang's environment"
+        # pdpool is on no package index, where another project may have its name. The missing module may be one that
+        # `pdpool_connector.installed` needs.
+        return f"{error}: run pip install 'WHEEL[sglang]' in SGLang's environment, with the file of pdpool's wheel"
     return str(error) or type(error).__name__
 
 

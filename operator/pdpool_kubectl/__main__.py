@@ -8,7 +8,9 @@ def main() -> None:
     try:
         from .cli import cli
     except ModuleNotFoundError as error:
-        needed = "kubectl pdpool needs the extra `operator`: pip install 'pdpool[operator]'"
+        needed = (
+            "kubectl pdpool needs the extra `operator`: pip install 'WHEEL[operator]', with the file of pdpool's wheel"
+        )
         sys.exit(f"{error.name} is not installed; {needed}")
     cli(prog_name="kubectl pdpool")
 

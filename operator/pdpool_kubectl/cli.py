@@ -211,7 +211,8 @@ def plan(*, access: Access, output: str, file: TextIO) -> None:
     """Say what would happen if the pools and services of FILE were applied. Nothing is changed.
 
     Each instance that would be restarted, added or removed is named, with the way in which that is done. A line that
-    begins with `!` is a refusal. One that begins with `?` is something that is not known, or that restarts wait for.
+    begins with `!` is a refusal. One that begins with `?` is a warning, something that is not known, or something that
+    restarts wait for.
     """
     if access.all_namespaces:
         raise click.UsageError("plan takes one namespace: give -n in place of -A")

@@ -84,7 +84,10 @@ class Doctor:
         return tuple(found)
 
     async def _kinds(self) -> list[Check]:
-        mend = f"helm upgrade --install pdpool {CHART} --namespace {self.operator_namespace} --reuse-values --wait"
+        mend = (
+            f"helm upgrade --install pdpool {CHART} --namespace {self.operator_namespace} "
+            "--reset-then-reuse-values --wait"
+        )
         try:
             kinds = served.served(await self.api.openapi(names.GROUP, names.VERSION))
         except NotFoundError:
@@ -193,7 +196,7 @@ class Doctor:
 
     async def _rules(self) -> list[Check]:
         mend = (
-            f"helm upgrade pdpool {CHART} --namespace {self.operator_namespace} --reuse-values "
+            f"helm upgrade pdpool {CHART} --namespace {self.operator_namespace} --reset-then-reuse-values "
             "--set rules.configMap.enabled=true  # with the Prometheus operator: rules.prometheusRule.enabled=true"
         )
         try:

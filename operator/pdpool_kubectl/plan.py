@@ -28,6 +28,8 @@ from pdpool_operator.plan.drain import needs_drain, with_operations
 from pdpool_operator.plan.selection import AT_FAULT, Selection, Selector
 from pdpool_operator.runtime.api import PODS, STATEFUL_SETS, Api, ForbiddenError, InvalidError, Resource
 
+from .plan_warnings import pool_warnings, service_warnings
+
 Object = dict[str, Any]
 
 KINDS: Mapping[str, Resource] = {kind.kind: POOL_RESOURCES[kind] for kind in POOL_KINDS} | {
@@ -248,7 +250,7 @@ class _Facts:
             return replace(plan, refusals=(f"The operator refuses the template: {invalid}",))
         selector = Selector(self.pool, pool_spec_hash(self.pool, self.keys), builds, self._at_fault(), self.now)
         selection = selector.select(self.instances)
-        notes = plan.notes
+        notes = (*plan.notes, *pool_warnings(self.old, self.pool))
         if len({one.pod.keys for one in self.instances if one.pod}) > 1:
             notes = (*notes, "a rotation of keys is under way; it replaces pods, whatever the file says")
         paused = [one for one in self.instances if one.kept_out_by]
@@ -303,7 +305,7 @@ def _service_planned(plan: ObjectPlan, old: DisaggregatedService | None, new: Di
         router_deployment(new, ASSUMED[0])
     except TemplateInvalid as invalid:
         return replace(plan, refusals=(f"The operator refuses the template: {invalid}",))
-    return replace(plan, steps=tuple(_router_steps(old, new)))
+    return replace(plan, steps=tuple(_router_steps(old, new)), notes=(*plan.notes, *service_warnings(old, new)))
 
 
 def _router_steps(old: DisaggregatedService | None, new: DisaggregatedService) -> Iterator[tuple[str, str, str]]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+import click
 from aiohttp import web
 
 from . import app
@@ -36,7 +37,7 @@ from .observe.sampler import CONCURRENCY, Look, Sampler
 from .runtime import health, logs
 from .runtime.api import PODS, Api, ApiError, NotFoundError, Resource, UnavailableError, connect
 from .runtime.cached_reads import CachedReads
-from .runtime.config import Config, ConfigInvalidError, load
+from .runtime.config import VARIABLES, Config, ConfigInvalidError, load
 from .runtime.engines import Engines
 from .runtime.keys import Keys
 from .runtime.lease import Elector
@@ -392,6 +393,19 @@ async def serve(config: Config) -> None:
     log.info("stopped")
 
 
+HELP = "\n".join(
+    (
+        "Run the pdpool operator until SIGTERM. Its settings are environment variables, which the Helm chart sets:",
+        "",
+        "\b",  # click keeps the lines that follow
+        *(f"{name:<25} {meaning}" for name, meaning in VARIABLES.items()),
+        "",
+        "It uses the rights of its pod, or of KUBECONFIG outside a cluster.",
+    )
+)
+
+
+@click.command(help=HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 def main() -> None:
     """Entry point."""
     try:

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -29,6 +30,18 @@ def test_chart_ships_the_dashboard_on_demand(render: Render) -> None:
     assert made["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert made["metadata"]["labels"]["team"] == "llm"
     assert json.loads(made["data"]["pdpool.json"]) == json.loads(text())
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ({"dashboard": {"enabled": True, "labels": {"grafana_dashboard": "2"}}}, "2"),
+        ({"dashboard": {"enabled": True}, "commonLabels": {"grafana_dashboard": "2"}}, "1"),
+    ],
+    ids=["own labels", "common labels"],
+)
+def test_label_of_the_sidecar_stands_once(render: Render, values: dict[str, Any], shown: str) -> None:
+    assert render(values).one("ConfigMap", "pdpool-dashboard")["metadata"]["labels"]["grafana_dashboard"] == shown
 
 
 def test_every_query_is_in_the_dashboard() -> None:

@@ -120,7 +120,6 @@ def test_each_release_has_its_own_lease_and_may_write_only_that(
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"image": {"digests": {"operator": "sha256:12"}}}, "/image/digests/operator"),
         ({"image": {"digests": {"operater": DIGEST}}}, "operater"),
         ({"seed": {"epoch": 0}}, "/seed/epoch"),
         ({"seed": {"epoch": 65}}, "/seed/epoch"),

@@ -1,4 +1,4 @@
-"""Values that the schema refuses, with the messages that a user sees."""
+"""Values that the schema or the templates refuse, with the messages that a user sees."""
 
 import json
 from typing import Any
@@ -18,20 +18,12 @@ from .conftest import CHART, Render
         ({"operator": {"replicas": "1"}}, ["/operator/replicas", "got string, want integer"]),
         ({"operator": {"logLevel": "loud"}}, ["/operator/logLevel", "'debug', 'info', 'warning', 'error'"]),
         ({"operator": {"terminationGracePeriodSeconds": 0}}, ["/operator/terminationGracePeriodSeconds", "minimum"]),
-        ({"image": {"registry": ""}}, ["/image/registry", "minLength"]),
-        ({"image": {"tag": "a b"}}, ["/image/tag", "pattern"]),
         ({"image": {"pullPolicy": "Sometimes"}}, ["/image/pullPolicy", "IfNotPresent"]),
         ({"watchNamespaces": "llm"}, ["/watchNamespaces", "got string, want array"]),
         ({"watchNamespaces": ["LLM"]}, ["/watchNamespaces/0", "pattern"]),
         ({"watchNamespaces": ["llm", "llm"]}, ["/watchNamespaces", "equal"]),
         ({"crds": {"keep": "yes"}}, ["/crds/keep", "got string, want boolean"]),
-        ({"rules": {"windows": {"noProgress": "1 minute"}}}, ["/rules/windows/noProgress", "pattern"]),
         ({"rules": {"windows": {"noProgres": "1m"}}}, ["/rules/windows", "noProgres", "not allowed"]),
-        ({"rules": {"windows": {"operatorDown": "0s"}}}, ["/rules/windows/operatorDown", "'0s'"]),
-        ({"rules": {"windows": {"memoryHeld": "0m0s"}}}, ["/rules/windows/memoryHeld", "'0m0s'"]),
-        ({"rules": {"windows": {"instanceUnknown": ""}}}, ["/rules/windows/instanceUnknown", "''"]),
-        ({"rules": {"windows": {"noProgress": "30s1m"}}}, ["/rules/windows/noProgress", "'30s1m'"]),
-        ({"metrics": {"podMonitor": {"interval": "0s"}}}, ["/metrics/podMonitor/interval", "'0s'"]),
         ({"test": {"router": {"port": 0}}}, ["/test/router/port", "minimum"]),
         ({"networkPolicy": {"prometheus": {"podSelector": {"app": "x"}}}}, ["podSelector", "app", "not allowed"]),
         (
@@ -72,7 +64,6 @@ from .conftest import CHART, Render
             ["/operator/affinity/nodeAffinity", "required", "not allowed"],
         ),
         ({"operator": {"priorityClassName": "High!"}}, ["/operator/priorityClassName", "'High!'"]),
-        ({"image": {"registry": "https://registry.example"}}, ["/image/registry", "pattern"]),
     ],
 )
 def test_bad_values_are_refused_with_the_field_s_name(render: Render, values: dict[str, Any], words: list[str]) -> None:
@@ -80,6 +71,107 @@ def test_bad_values_are_refused_with_the_field_s_name(render: Render, values: di
     assert refused.failed
     for word in words:
         assert word in refused.error
+
+
+REGISTRY = "a registry with an optional path, without scheme and without / at the end"
+DIGEST = "sha256:, then 64 hexadecimal digits"
+DURATION = "a Prometheus duration above 0, such as 90s or 1m30s"
+NETWORK = "a network, such as 10.0.0.0/8 or fd00::/64"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "right"),
+    [
+        ("image.registry", "", REGISTRY),
+        ("image.registry", "https://registry.example", REGISTRY),
+        ("image.registry", "registry.example/team/", REGISTRY),
+        ("image.tag", "a b", "a tag of at most 128 letters, digits and ._-"),
+        ("image.router", "router:1.0", "a repository below image.registry, without tag"),
+        ("image.engine", "", "a repository below image.registry"),
+        ("image.digests.operator", "sha256:abc", DIGEST),
+        ("image.digests.router", "r/x@sha256:" + 64 * "a", DIGEST),
+        ("rules.runbookUrl", "https://wiki.example/x#y", "an address without spaces, quotes, $ and #"),
+        ("rules.windows.noProgress", "1 minute", DURATION),
+        ("rules.windows.noProgress", "30s1m", DURATION),
+        ("rules.windows.operatorDown", "0s", DURATION),
+        ("rules.windows.memoryHeld", "0m0s", DURATION),
+        ("rules.windows.instanceUnknown", "", DURATION),
+        ("metrics.podMonitor.interval", "0s", DURATION),
+    ],
+)
+def test_wrong_form_is_refused_with_what_is_right(render: Render, path: str, value: str, right: str) -> None:
+    values: dict[str, Any] = {}
+    node = values
+    *folders, name = path.split(".")
+    for folder in folders:
+        node = node.setdefault(folder, {})
+    node[name] = value
+    refused = render(values)
+    assert refused.failed
+    assert f'{path} is "{value}"; it must be {right}' in refused.error
+
+
+@pytest.mark.parametrize("name", ["clients", "watchers"])
+@pytest.mark.parametrize(
+    ("peer", "words"),
+    [
+        ({"ipBlock": {"cidr": "10.0.0.0"}}, f'[1].ipBlock has "10.0.0.0"; it must be {NETWORK}'),
+        ({"ipBlock": {"cidr": "10.0.0.0/33"}}, NETWORK),
+        ({"ipBlock": {"cidr": "fd00::/129"}}, NETWORK),
+        ({"ipBlock": {"cidr": "10.0.0.0/8", "except": ["gateway"]}}, f'"gateway"; it must be {NETWORK}'),
+        ({"ipBlock": {"cidr": "10.0.0.0/8"}, "podSelector": {}}, "[1] has ipBlock and a selector"),
+    ],
+)
+def test_peer_that_breaks_all_policies_is_refused(render: Render, name: str, peer: dict[str, Any], words: str) -> None:
+    refused = render({"networkPolicy": {name: [{"podSelector": {}}, peer]}})
+    assert refused.failed
+    assert f"networkPolicy.{name}[1]" in refused.error
+    assert words in refused.error
+
+
+@pytest.mark.parametrize(
+    "cidr", ["10.0.0.0/8", "192.168.1.7/32", "0.0.0.0/0", "fd00::/64", "::/0", "::ffff:10.0.0.0/104"]
+)
+def test_network_is_a_client(render: Render, cidr: str) -> None:
+    assert not render({"networkPolicy": {"clients": [{"ipBlock": {"cidr": cidr, "except": [cidr]}}]}}).failed
+
+
+NAME_OF_NAMESPACE = "kubernetes.io/metadata.name"
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [{"matchLabels": {"team": "obs"}}, {"matchExpressions": [{"key": "team", "operator": "Exists"}]}],
+    ids=["labels", "expressions"],
+)
+def test_default_namespace_beside_other_labels_is_refused(render: Render, selector: dict[str, Any]) -> None:
+    refused = render({"networkPolicy": {"prometheus": {"namespaceSelector": selector}}})
+    assert refused.failed
+    assert "selects only the namespace monitoring, and only if your other labels match" in refused.error
+    assert f"Set its label {NAME_OF_NAMESPACE} to null" in refused.error
+
+
+@pytest.mark.parametrize(
+    ("labels", "selected"),
+    [
+        ({"team": "obs", NAME_OF_NAMESPACE: None}, {"team": "obs"}),
+        ({NAME_OF_NAMESPACE: "obs"}, {NAME_OF_NAMESPACE: "obs"}),
+    ],
+    ids=["by label", "by name"],
+)
+def test_other_namespace_of_prometheus_is_selected(
+    render: Render, labels: dict[str, Any], selected: dict[str, str]
+) -> None:
+    rendered = render({"networkPolicy": {"prometheus": {"namespaceSelector": {"matchLabels": labels}}}})
+    (rule,) = rendered.one("NetworkPolicy", "pdpool-operator")["spec"]["ingress"]
+    assert rule["from"][0]["namespaceSelector"] == {"matchLabels": selected}
+
+
+def test_variable_that_stands_twice_is_refused(render: Render) -> None:
+    twice = [{"name": "NO_PROXY", "value": "a"}, {"name": "A", "value": "a"}, {"name": "NO_PROXY", "value": "b"}]
+    refused = render({"operator": {"extraEnv": twice}})
+    assert refused.failed
+    assert "operator.extraEnv: NO_PROXY stands twice; remove one" in refused.error
 
 
 OWN_LABELS = [

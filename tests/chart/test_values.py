@@ -167,6 +167,16 @@ def test_operator_is_reached_by_prometheus_only(render: Render) -> None:
     assert [port["port"] for port in rule["ports"]] == [8080]
 
 
+def test_further_watchers_reach_the_operator_and_engines(render: Render) -> None:
+    watcher = {"ipBlock": {"cidr": "10.0.0.10/32"}}
+    rendered = render({"networkPolicy": {"watchers": [watcher]}})
+    (rule,) = rendered.one("NetworkPolicy", "pdpool-operator")["spec"]["ingress"]
+    peers = json.loads(environment(rendered.one("Deployment", "pdpool-operator"))["PDPOOL_NETWORK_PEERS"])
+    assert rule["from"][1:] == [watcher]
+    assert peers["watchers"][2:] == [watcher]
+    assert peers["clients"] == []
+
+
 def test_prometheus_operator_objects_need_its_api(render: Render) -> None:
     for values, key in (
         ({"rules": {"prometheusRule": {"enabled": True}}}, "rules.prometheusRule.enabled"),
@@ -175,6 +185,7 @@ def test_prometheus_operator_objects_need_its_api(render: Render) -> None:
         refused = render(values)
         assert refused.failed
         assert f"{key}: the cluster has no monitoring.coreos.com/v1" in refused.error
+        assert "`helm template` needs --api-versions monitoring.coreos.com/v1" in refused.error
 
 
 def test_prometheus_operator_gets_the_same_rules_and_both_kinds_of_pods(render: Render) -> None:

@@ -136,7 +136,7 @@ app.kubernetes.io/component: operator
 {{ get .Values "_seed" }}
 {{- end -}}
 
-{{/* Milliseconds of a Prometheus duration. The schema has checked its form. */}}
+{{/* Milliseconds of a Prometheus duration, whose form `pdpool.checkValues` has checked. */}}
 {{- define "pdpool.milliseconds" -}}
 {{- $total := 0 -}}
 {{- /* Without leading zeros, because int64 reads 010 as eight. */ -}}
@@ -150,6 +150,7 @@ app.kubernetes.io/component: operator
 {{/* Refuses windows with which the alert on a stuck queue could not fire, or would fire for a moving queue. 300 s is the
 engines' default request deadline. */}}
 {{- define "pdpool.checkWindows" -}}
+{{- include "pdpool.checkValues" . -}}
 {{- $window := .Values.rules.windows.noProgress -}}
 {{- $stuck := .Values.rules.windows.bootstrapQueueStuck -}}
 {{- $window_ms := include "pdpool.milliseconds" $window | int64 -}}
@@ -175,7 +176,7 @@ engines' default request deadline. */}}
 
 {{- define "pdpool.needsMonitoringApi" -}}
 {{- if not (.root.Capabilities.APIVersions.Has "monitoring.coreos.com/v1") -}}
-{{- fail (printf "%s: the cluster has no monitoring.coreos.com/v1 (install the Prometheus operator's CRDs first, or set it to false)" .key) -}}
+{{- fail (printf "%s: the cluster has no monitoring.coreos.com/v1; install the Prometheus operator's CRDs first, or set it to false. `helm template` needs --api-versions monitoring.coreos.com/v1" .key) -}}
 {{- end -}}
 {{- end -}}
 
@@ -190,7 +191,7 @@ podSelector: {{ .Values.networkPolicy.prometheus.podSelector | default dict | to
 {{- if .Values.networkPolicy.enabled -}}
 {{- $own := dict "namespaceSelector" (dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace)) -}}
 {{- $_ := set $own "podSelector" (dict "matchLabels" (include "pdpool.operatorSelector" . | fromYaml)) -}}
-{{- $watchers := list $own (include "pdpool.prometheus" . | fromYaml) -}}
+{{- $watchers := concat (list $own (include "pdpool.prometheus" . | fromYaml)) (.Values.networkPolicy.watchers | default list) -}}
 {{- dict "watchers" $watchers "clients" (.Values.networkPolicy.clients | default list) | toJson -}}
 {{- end -}}
 {{- end -}}

@@ -161,7 +161,8 @@ INTRODUCTION = """\
 Generated from `pdpool_operator.api.condition_docs` by `make generate`; do not edit.
 
 `kubectl get pd` shows the reason of `Ready` in the column REASON. `kubectl describe` shows the
-messages. Live numbers are metrics and stand in no message.
+messages. Live numbers are metrics and stand in no message. [Troubleshooting](../troubleshooting.md)
+says what to do about each reason on which a person must act.
 
 ```sh
 kubectl wait pdsvc/chat -n llm --for=condition=Available --timeout=5m   # requests can be served

@@ -48,7 +48,9 @@ def _rules(kind: Engine) -> MergeRules:
 
 def _default_image(kind: Engine, settings: BuildSettings) -> str:
     if not kind.default_image or not settings.engine_image:
-        raise TemplateInvalid(f"{ENGINE_PATH}.image", None, "name the image of the engine here")
+        # Often the user has named an image, but called the container otherwise.
+        expected = f"name the image here, in the container named {names.ENGINE_CONTAINER}"
+        raise TemplateInvalid(f"{ENGINE_PATH}.image", None, expected)
     return settings.engine_image
 
 

@@ -130,6 +130,10 @@ class Engine(ABC):
         """Return what in the merged container contradicts a typed field, beside owned flags."""
         return iter(())
 
+    def shared_flags(self, pool: Pool) -> Mapping[str, str]:  # noqa: ARG002 -- for types that have such flags
+        """Return the template's flags that both pools of a service must set to the same value, if both set them."""
+        return {}
+
     def startup_probe(self, pool: Pool, path: str) -> Probe:
         """Return a startup probe that allows the pool's start-up time."""
         seconds = pool.spec.engine.startup_timeout_seconds or self.startup_s

@@ -28,6 +28,8 @@ REFUSED_FLAGS = {
 BALANCE, BY_ROOM = "--load-balance-method", "follow_bootstrap_room"
 """Decode finds the data-parallel rank of prefill by the room."""
 DP_ATTENTION = "--enable-dp-attention"
+SHARED_FLAGS = ("--page-size", "--kv-cache-dtype")
+"""The connector refuses a hand-off between sides that differ in one of these."""
 GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 
 
@@ -138,6 +140,17 @@ class SGLang(SGLangHttp):
                 yield Refusal("args", arg, f"must be {BY_ROOM} for prefill with pdpool's connector; remove it")
         yield from self._refused_environment(pool, container)
         yield from _too_few_gpus(pool, container)
+
+    def shared_flags(self, pool: Pool) -> Mapping[str, str]:
+        """See `Engine`. The value of a flag that is absent or `auto` is known to SGLang only."""
+        if not self.has_connector(pool):
+            return {}
+        found: dict[str, str] = {}
+        for arg, after in pairwise([*map(str, _template_args(pool)), ""]):
+            flag, separator, value = arg.partition("=")
+            if flag in SHARED_FLAGS:
+                found[flag] = value if separator else after
+        return {flag: value for flag, value in found.items() if value != "auto"}
 
     def _balances(self, pool: Pool) -> bool:
         return self.has_connector(pool) and pool.role is Role.PREFILL and pool.spec.parallelism.data > 1

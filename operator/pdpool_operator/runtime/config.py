@@ -22,6 +22,21 @@ MAX_EPOCH = 64
 M = TypeVar("M", bound=BaseModel)
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
+VARIABLES: Mapping[str, str] = {
+    "PDPOOL_NAMESPACE": "Namespace of the Lease. Required.",
+    "PDPOOL_LEASE": "Name of the Lease. Required.",
+    "PDPOOL_ENGINE_IMAGE": "Image of pools of type Reference whose template names none. Required.",
+    "PDPOOL_ROUTER_IMAGE": "Image of routers. Required.",
+    "PDPOOL_ROUTER_SEED_FILE": f"File with the seed of all keys, {MIN_SEED_BYTES} bytes or more. Required.",
+    "PDPOOL_KEY_EPOCH": f"Epoch of all keys, {FIRST_EPOCH} to {MAX_EPOCH}. Default: {FIRST_EPOCH}.",
+    "PDPOOL_WATCH_NAMESPACES": "Namespaces to serve, separated by commas. Default: all.",
+    "PDPOOL_POD_DEFAULTS": "Defaults of engine and router pods, as JSON (the chart's workloads).",
+    "PDPOOL_NETWORK_PEERS": "Peers in NetworkPolicies, as JSON. Default: no policies are created.",
+    "PDPOOL_LISTEN": "ADDRESS:PORT of /healthz, /readyz and /metrics. Default: 0.0.0.0:8080.",
+    "PDPOOL_LOG_LEVEL": f"{', '.join(LEVELS)}. Default: INFO.",
+}
+"""What `load` reads, for `--help`."""
+
 
 class ConfigInvalidError(ValueError):
     """An environment variable is missing or wrong. The message names it."""
@@ -83,7 +98,7 @@ def load(env: Mapping[str, str] = os.environ) -> Config:
 def _required(env: Mapping[str, str], name: str) -> str:
     value = env.get(name, "").strip()
     if not value:
-        raise ConfigInvalidError(f"{name} is not set")
+        raise ConfigInvalidError(f"{name} is not set; --help says what belongs there")
     return value
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from ..api.engine import ModelSpec
 from ..api.pools import Pool
 from ..api.rules import TINY_MODEL
+from ..engines import engine_of
 
 
 def contradictions(prefill: Pool, decode: Pool) -> tuple[str, ...]:
@@ -31,6 +32,17 @@ def _differences(prefill: Pool, decode: Pool) -> Iterator[tuple[str, str, str]]:
         yield "transfer.connector", str(ours.transfer.connector), str(theirs.transfer.connector)
     if ours.transfer.backend is not theirs.transfer.backend:
         yield "transfer.backend", str(ours.transfer.backend), str(theirs.transfer.backend)
+    yield from _flags(prefill, decode)
+
+
+def _flags(prefill: Pool, decode: Pool) -> Iterator[tuple[str, str, str]]:
+    """Yield the flags of the templates that both sides set, and must share. Other engines have other flags."""
+    if prefill.spec.engine.type is decode.spec.engine.type:
+        engine = engine_of(prefill.spec.engine.type)
+        ours, theirs = engine.shared_flags(prefill), engine.shared_flags(decode)
+        for flag in sorted(ours.keys() & theirs.keys()):
+            if ours[flag] != theirs[flag]:
+                yield f"template args {flag}", ours[flag], theirs[flag]
 
 
 def _name_and_source(model: ModelSpec) -> str:

@@ -261,3 +261,35 @@ async def test_absent_replicas_keep_the_live_number(api: FakeApi, kubectl: Kubec
     put_running(api, 3)
     one = await planned(kubectl, file(pool()))
     assert actions(one) == {}
+
+
+@pytest.mark.parametrize(
+    ("spec", "warnings"),
+    [
+        ({"model": {"path": "/models/a", "servedName": "chat"}}, []),
+        (
+            {"model": {"path": "/models/b", "servedName": "chat"}},
+            ["model.path changes from /models/a to /models/b: until both pools have changed, requests pass"],
+        ),
+        (
+            {"model": {"path": "/models/a", "servedName": "chat2"}},
+            ["model.servedName changes from chat to chat2: until both pools have changed, hand-offs are refused"],
+        ),
+        ({"model": {"path": "/models/b", "servedName": "chat"}, "replicas": 0}, []),
+    ],
+    ids=["same", "other weights", "other name", "scaled to zero"],
+)
+async def test_model_changed_in_place_is_warned_of(
+    api: FakeApi, kubectl: Kubectl, file: Any, spec: Object, warnings: list[str]
+):
+    put_running(api, 2, model={"path": "/models/a", "servedName": "chat"})
+    notes = (await planned(kubectl, file(pool(**spec))))["notes"]
+    assert len(notes) == len(warnings)
+    assert all(note.startswith(warning) for note, warning in zip(notes, warnings, strict=True))
+
+
+async def test_other_pool_of_a_running_service_is_warned_of(api: FakeApi, kubectl: Kubectl, file: Any):
+    put_running(api, 2)
+    one = await planned(kubectl, file(service(decode={"poolRef": {"name": "chat-v2"}})))
+    (note,) = one["notes"]
+    assert note.startswith("decode.poolRef changes from chat to chat-v2: for a moment, routers pair engines of both")

@@ -39,7 +39,9 @@ class TestFailure:
     def test_missing_package_is_named_with_the_remedy(self, monkeypatch, capsys):
         error = ModuleNotFoundError("No module named 'zmq'", name="zmq")
         self.fail(monkeypatch, ["--disaggregation-transfer-backend=pdpool"], error)
-        assert capsys.readouterr().err.endswith("'zmq': run pip install 'pdpool[sglang]' in SGLang's environment\n")
+        assert capsys.readouterr().err.endswith(
+            "'zmq': run pip install 'WHEEL[sglang]' in SGLang's environment, with the file of pdpool's wheel\n"
+        )
 
     def test_bad_variable_is_named_before_the_model_is_loaded(self, monkeypatch, capsys):
         ended = []

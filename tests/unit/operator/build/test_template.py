@@ -68,7 +68,9 @@ def test_the_engine_stays_first_and_other_containers_follow() -> None:
 
 
 def test_without_any_image_the_template_must_name_one() -> None:
-    with pytest.raises(TemplateInvalid, match=r"containers\[engine\]\.image: None: name the image of the engine here"):
+    with pytest.raises(
+        TemplateInvalid, match=r"containers\[engine\]\.image: None: name the image here, in the container named engine"
+    ):
         engine_template(make_pool(), 0, BuildSettings(engine_image="", router_image=""))
 
 

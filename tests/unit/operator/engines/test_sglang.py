@@ -194,7 +194,7 @@ def test_native_pod_may_have_a_pre_stop_hook_of_its_own():
             {"resources": {"limits": {"nvidia.com/gpu": "1"}}},
             "resources.limits[nvidia.com/gpu]: '1': spec.parallelism makes 2 ranks",
         ),
-        ({"image": None}, "image: None: name the image of the engine here"),
+        ({"image": None}, "image: None: name the image here, in the container named engine"),
     ],
 )
 def test_template_that_contradicts_a_typed_field_is_refused(container, message):

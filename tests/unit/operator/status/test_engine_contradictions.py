@@ -1,5 +1,7 @@
 """Pools whose engines or connectors cannot hand over to each other."""
 
+from typing import Any
+
 import pytest
 from pdpool_operator.api.names import Role
 from pdpool_operator.status.contradictions import contradictions
@@ -29,4 +31,33 @@ NATIVE = {"transfer": {"connector": "Native"}}
     ],
 )
 def test_unlike_engines_and_connectors_are_named(prefill, decode, fields):
+    assert list(contradictions(make_pool(**prefill), make_pool(Role.DECODE, **decode))) == fields
+
+
+def args(*words: str) -> dict[str, Any]:
+    return SGLANG | {"template": {"spec": {"containers": [{"name": "engine", "image": "x", "args": list(words)}]}}}
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "fields"),
+    [
+        (
+            args("--page-size=64"),
+            args("--page-size", "32"),
+            ["template args --page-size is 64 in PrefillPool chat, but 32 in DecodePool chat"],
+        ),
+        (
+            args("--kv-cache-dtype=fp8_e5m2", "--page-size=64"),
+            args("--kv-cache-dtype=fp8_e4m3", "--page-size=64"),
+            ["template args --kv-cache-dtype is fp8_e5m2 in PrefillPool chat, but fp8_e4m3 in DecodePool chat"],
+        ),
+        (args("--page-size=1", "--page-size=64"), args("--page-size=64"), []),
+        (args("--page-size=64"), args(), []),
+        (args("--kv-cache-dtype=auto"), args("--kv-cache-dtype=bfloat16"), []),
+        (args("--page-size=64") | NATIVE, args("--page-size=32") | NATIVE, []),
+        (args("--mem-fraction-static=0.8"), args("--mem-fraction-static=0.9"), []),
+    ],
+    ids=["page size", "cache type", "last one counts", "absent", "auto", "own connector", "other flag"],
+)
+def test_unlike_flags_that_both_sides_share_are_named(prefill, decode, fields):
     assert list(contradictions(make_pool(**prefill), make_pool(Role.DECODE, **decode))) == fields
