@@ -46,12 +46,7 @@ from .conftest import CHART, Render
             )
         ),
         ({"fullnameOverride": "1st"}, ["/fullnameOverride", "'1st'"]),
-        ({"operator": {"resources": {"limits": {"memory": "lots"}}}}, ["/operator/resources/limits/memory", "'lots'"]),
         ({"operator": {"resources": {"limits": {"cpu": -1}}}}, ["/operator/resources/limits/cpu", "minimum"]),
-        (
-            {"operator": {"resources": {"requests": {"memory": "1mi"}}}},
-            ["/operator/resources/requests/memory", "'1mi'"],
-        ),
         ({"commonLabels": {"a b": "x"}}, ["/commonLabels", "'a b' not allowed"]),
         ({"operator": {"podLabels": {"team": "a b"}}}, ["/operator/podLabels/team", "'a b'"]),
         ({"operator": {"podAnnotations": {"a b": "x"}}}, ["/operator/podAnnotations", "'a b' not allowed"]),
@@ -76,6 +71,7 @@ def test_bad_values_are_refused_with_the_field_s_name(render: Render, values: di
 REGISTRY = "a registry with an optional path, without scheme and without / at the end"
 DIGEST = "sha256:, then 64 hexadecimal digits"
 DURATION = "a Prometheus duration above 0, such as 90s or 1m30s"
+QUANTITY = "a quantity of Kubernetes, such as 500m or 512Mi"
 NETWORK = "a network, such as 10.0.0.0/8 or fd00::/64"
 
 
@@ -97,6 +93,9 @@ NETWORK = "a network, such as 10.0.0.0/8 or fd00::/64"
         ("rules.windows.memoryHeld", "0m0s", DURATION),
         ("rules.windows.instanceUnknown", "", DURATION),
         ("metrics.podMonitor.interval", "0s", DURATION),
+        ("operator.resources.limits.memory", "512MB", QUANTITY),
+        ("operator.resources.limits.cpu", "lots", QUANTITY),
+        ("operator.resources.requests.memory", "1mi", QUANTITY),
     ],
 )
 def test_wrong_form_is_refused_with_what_is_right(render: Render, path: str, value: str, right: str) -> None:

@@ -41,6 +41,7 @@ rules.windows.{{ $window }}: {{ include "pdpool.durationForm" $ }}
 {{- fail (printf "%s is %q; it must be %s" $path $value $form.right) -}}
 {{- end -}}
 {{- end -}}
+{{- include "pdpool.checkQuantities" . -}}
 {{- include "pdpool.checkEnvironment" . -}}
 {{- range $name := list "clients" "watchers" -}}
 {{- include "pdpool.checkPeers" (list (printf "networkPolicy.%s" $name) (get $.Values.networkPolicy $name | default list)) -}}
@@ -56,6 +57,18 @@ rules.windows.{{ $window }}: {{ include "pdpool.durationForm" $ }}
 {{- if and $others (hasKey $labels "kubernetes.io/metadata.name") -}}
 {{- $name := get $labels "kubernetes.io/metadata.name" -}}
 {{- fail (printf "networkPolicy.prometheus.namespaceSelector selects only the namespace %s, and only if your other labels match: Helm adds the chart's default to your value. Set its label kubernetes.io/metadata.name to null, or name the namespace there and leave the others out" $name) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Refuses resources that are no quantities. A number has passed the schema. */}}
+{{- define "pdpool.checkQuantities" -}}
+{{- $form := `^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]+)?$` -}}
+{{- range $kind := list "requests" "limits" -}}
+{{- range $resource, $quantity := get $.Values.operator.resources $kind | default dict -}}
+{{- if and (kindIs "string" $quantity) (not (regexMatch $form $quantity)) -}}
+{{- fail (printf "operator.resources.%s.%s is %q; it must be a quantity of Kubernetes, such as 500m or 512Mi" $kind $resource $quantity) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
