@@ -40,19 +40,28 @@ class Bindings:
     """
 
     _pools: dict[Key, frozenset[Key]] = field(default_factory=dict)
+    _services: dict[Key, dict[Key, None]] = field(default_factory=dict)
+    """By pool, in order of their binding."""
 
     def bind(self, service: Key, prefill: str, decode: str) -> bool:
         """Store the pools of the service; return True if they differ from before."""
         pools = frozenset(
             {Key(PrefillPool.kind, service.namespace, prefill), Key(DecodePool.kind, service.namespace, decode)}
         )
-        news = self._pools.get(service) != pools
+        if self._pools.get(service) == pools:
+            return False
+        self.drop(service)
         self._pools[service] = pools
-        return news
+        for pool in pools:
+            self._services.setdefault(pool, {})[service] = None
+        return True
 
     def drop(self, service: Key) -> None:
         """Remove a service that was deleted."""
-        self._pools.pop(service, None)
+        for pool in self._pools.pop(service, ()):
+            del self._services[pool][service]
+            if not self._services[pool]:
+                del self._services[pool]
 
     def pools(self, service: Key) -> frozenset[Key]:
         """Return the pools of a service."""
@@ -60,7 +69,7 @@ class Bindings:
 
     def services(self, pool: Key) -> list[Key]:
         """Return the services that bind a pool."""
-        return [service for service, pools in self._pools.items() if pool in pools]
+        return list(self._services.get(pool, ()))
 
 
 def keys_of(body: Mapping[str, Any], bindings: Bindings) -> Iterable[Key]:

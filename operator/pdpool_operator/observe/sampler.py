@@ -9,6 +9,7 @@ hang do not delay the samples of others. The newest sample of each rank is kept.
 
 import asyncio
 import contextlib
+import heapq
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -118,8 +119,12 @@ class Sampler:
         self._late_slots = asyncio.Semaphore(max(1, int(concurrency * LATE_SHARE)))
         self._rng = rng or random.Random()  # noqa: S311 - spreads requests, guards nothing
         self._targets: dict[str, Target] = {}
-        self._due: dict[str, float] = {}
+        self._due: list[tuple[float, str]] = []
+        """Heap of the next look at each pod. An entry counts if `_due_at` has the same time."""
+        self._due_at: dict[str, float] = {}
         self._looking: set[str] = set()
+        self._missed: set[str] = set()
+        """Pods that became due while a look at them was under way."""
         self._looked: dict[str, asyncio.Event] = {}
         self._newest: dict[str, dict[int, RankSample]] = {}
         self._late: dict[str, set[str]] = {}
@@ -138,7 +143,7 @@ class Sampler:
         new = {uid: target for uid, target in wanted.items() if uid not in self._targets}
         for uid, target in new.items():
             self._targets[uid] = target
-            self._due[uid] = self._clock() + self._interval_s * (1 + JITTER * self._rng.random())
+            self._next(uid)
             self._looking.add(uid)
             self._looked[uid] = asyncio.Event()
             self._late[uid] = set()
@@ -163,29 +168,38 @@ class Sampler:
         """Take samples for ever."""
         async with asyncio.TaskGroup() as looks:
             while True:
-                now = self._clock()
-                for uid, due in list(self._due.items()):
-                    if due <= now and uid not in self._looking:
-                        jitter = 1 + JITTER * (2 * self._rng.random() - 1)
-                        self._due[uid] = now + self._interval_s * jitter
+                self._changed.clear()
+                while self._due and self._due[0][0] <= self._clock():
+                    due, uid = heapq.heappop(self._due)
+                    if self._due_at.get(uid) != due:
+                        continue
+                    if uid in self._looking:
+                        self._missed.add(uid)
+                    else:
+                        self._next(uid)
                         self._looking.add(uid)
                         looks.create_task(self._look(self._targets[uid]))
-                self._changed.clear()
-                # A pod whose sample is late is due again when that sample ends, which sets `_changed`.
-                idle = (due for uid, due in self._due.items() if uid not in self._looking)
-                wait = min(idle, default=now + self._interval_s) - self._clock()
-                try:
+                wait = self._due[0][0] - self._clock() if self._due else self._interval_s
+                with contextlib.suppress(TimeoutError):  # the next pod is due
                     async with asyncio.timeout(max(0.01, wait)):
                         await self._changed.wait()
-                except TimeoutError:
-                    pass  # the next pod is due
+
+    def _next(self, uid: str, after_s: float | None = None) -> None:
+        """Put the next look at a pod on the heap: after the interval with jitter, or after so long."""
+        if after_s is None:
+            after_s = self._interval_s * (1 + JITTER * (2 * self._rng.random() - 1))
+        self._due_at[uid] = self._clock() + after_s
+        heapq.heappush(self._due, (self._due_at[uid], uid))
 
     async def _look(self, target: Target) -> None:
         try:
             samples = await self.sample(target)
         finally:
             self._looking.discard(target.pod_uid)
-            self._changed.set()
+            if target.pod_uid in self._missed:
+                self._missed.discard(target.pod_uid)
+                self._next(target.pod_uid, 0.0)
+                self._changed.set()
             if looked := self._looked.get(target.pod_uid):
                 looked.set()
         if self._targets.get(target.pod_uid) != target:
@@ -277,7 +291,8 @@ class Sampler:
         return body
 
     def _forget(self, uid: str) -> None:
-        del self._targets[uid], self._due[uid], self._late[uid]
+        del self._targets[uid], self._due_at[uid], self._late[uid]
+        self._missed.discard(uid)
         self._looked.pop(uid).set()
         self._newest.pop(uid, None)
 
