@@ -124,7 +124,7 @@ DRILLS: Final = (
         failures.failing_decode,
         Expected(
             ("dpool QueuesHealthy=False RequestsFailing", "alert PdpoolInstanceFailing", "event pdsvc WorkerRemoved"),
-            # Prefill's halves wait for 15 s. If all three clients meet the failing engine twice, nothing moves meanwhile.
+            # Prefill's halves wait for 15 s. Nothing moves while all three clients meet the failing engine twice.
             (*_failing("dpool"), "alert PdpoolPrefillBootstrapQueueStuck"),
         ),
         lasts_s=150,
