@@ -29,8 +29,7 @@ from tests.serving import pod_address
 from tests.stock_sglang import Stock, StockServer
 from tests.unit.operator.plan.makers import T0, seconds
 
-from .conftest import SINCE, Kubectl
-from .test_replay import SECRET, run
+from .conftest import SECRET, SINCE, Kubectl, run
 
 PORT = 30080
 BOOTSTRAP = "prefill_bootstrap"
