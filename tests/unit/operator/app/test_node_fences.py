@@ -13,6 +13,7 @@ from pdpool_operator.api.reasons import Reason
 from pdpool_operator.controller.fences import Fencer
 from pdpool_operator.controller.node_fences import NodeFences
 from pdpool_operator.controller.operations import Operations
+from pdpool_operator.engines.answers import MAX_HOLDS
 from pdpool_operator.observe.cluster import OPERATIONS
 from pdpool_operator.observe.keys import Key
 from pdpool_operator.observe.lives import Lives
@@ -110,7 +111,7 @@ class World:
     def look(self, uid: str, held: set[str]) -> RankSample:
         sample = make_sample(self.now, pod_uid=uid)
         assert sample.connector is not None
-        holds = tuple(HoldSample(one, "pod-dead", "run") for one in sorted(held))
+        holds = tuple(HoldSample(one, "pod-dead", "run") for one in sorted(held)[:MAX_HOLDS])
         return replace(sample, connector=replace(sample.connector, pod_uid=uid, held_for=holds))
 
     async def apply_status(self, _resource: Any, _body: Any, status: Mapping[str, Any]) -> None:
@@ -152,6 +153,15 @@ async def test_fence_releases_the_memory_of_its_namespace_alone() -> None:
     assert world.fenced == [("llm/chat-decode-0-0", DEAD)]
     labels = {"namespace": "llm", "pool": "", "role": "", "type": "fence", "outcome": "succeeded"}
     assert world.metrics.registry.get_sample_value("pdpool_operations_total", labels) == 1.0
+
+
+async def test_processes_beyond_those_that_are_read_are_fenced_next() -> None:
+    world = World()
+    processes = {f"{number:032x}" for number in range(2 * MAX_HOLDS + 50)}
+    world.held["llm/chat-decode-0-0"] = set(processes)
+    status = await world.run(12)
+    assert (status.phase, set(status.processes), status.released) == ("Succeeded", processes, len(processes))
+    assert world.held["llm/chat-decode-0-0"] == set()
 
 
 @pytest.mark.parametrize("killed_at", range(1, 10))
