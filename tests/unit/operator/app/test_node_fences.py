@@ -22,9 +22,10 @@ from pdpool_operator.observe.pod_nodes import PodNodes
 from pdpool_operator.plan.model import Fence, NodeOff
 from pdpool_operator.runtime.api import NODES, ForbiddenError, Resource
 from pdpool_operator.runtime.engines import Told
-from pdpool_operator.runtime.metrics import Metrics
 
 from tests.unit.operator.plan.makers import T0, make_sample, seconds
+
+from .metrics import idle_metrics
 
 KEY = Key("PoolOperation", "llm", "one")
 DEAD, LATER = "d" * 32, "e" * 32
@@ -61,15 +62,7 @@ class World:
         self.held = {one["metadata"]["uid"]: {DEAD} for one in self.pods}
         self.fenced: list[tuple[str, str]] = []
         self.knows_the_node = True
-        self.metrics = Metrics(
-            queues=tuple,
-            holds=tuple,
-            verdicts=dict,
-            rotation=dict,
-            demands=tuple,
-            leading=lambda: True,
-            waiting_keys=lambda: 0,
-        )
+        self.metrics = idle_metrics()
         self.restart()
 
     def restart(self) -> None:
