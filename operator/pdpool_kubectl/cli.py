@@ -13,7 +13,7 @@ from pdpool_operator.diagnose.model import Verdict
 from pdpool_operator.runtime.api import Api
 
 from .access import Access
-from .command import ATTENTION, Command, CommandError, options, print_out, run, run_plain
+from .command import ATTENTION, Command, CommandError, namespace_of, options, options_of_one_namespace, print_out, run
 from .doctor import FAILED as CHECK_FAILED
 from .doctor import doctor_json, doctor_lines, examine
 from .explain import explain_lines
@@ -63,7 +63,7 @@ def cli() -> None:
 
     The commands have your own rights.
 
-    Every command takes --context, --kubeconfig, -n and -A, as kubectl does.
+    The commands take --context, --kubeconfig and -n, as kubectl does. Those that only show something take -A, too.
     """
 
 
@@ -160,7 +160,7 @@ def doctor(*, access: Access, output: str, operator_namespace: str) -> None:
 @cli.command(epilog=EXIT_CODES)
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--seconds", type=click.FloatRange(0, 3600), default=60.0, show_default=True, help="How long to record.")
-@options
+@options_of_one_namespace
 def record(*, access: Access, output: str, file: Path, seconds: float) -> None:
     """Record what an operator observes in a namespace into FILE, for `replay`.
 
@@ -168,9 +168,7 @@ def record(*, access: Access, output: str, file: Path, seconds: float) -> None:
     right to get pods/proxy. The file holds no pod templates, environment, keys or prompts. Exit code 1: an engine did
     not answer.
     """
-    if access.all_namespaces:
-        raise click.UsageError("record takes one namespace: give -n in place of -A")
-    namespace = run_plain(access.scope) or ""
+    namespace = namespace_of(access)
 
     def progress(text: str) -> None:
         click.echo(text, err=True)
@@ -206,7 +204,7 @@ Exit codes:
   3  the API server cannot be reached, or refuses to read pools and services"""
 )
 @click.option("-f", "--filename", "file", type=click.File(), required=True, metavar="FILE", help="YAML; - is stdin.")
-@options
+@options_of_one_namespace
 def plan(*, access: Access, output: str, file: TextIO) -> None:
     """Say what would happen if the pools and services of FILE were applied. Nothing is changed.
 
@@ -214,10 +212,8 @@ def plan(*, access: Access, output: str, file: TextIO) -> None:
     begins with `!` is a refusal. One that begins with `?` is a warning, something that is not known, or something that
     restarts wait for.
     """
-    if access.all_namespaces:
-        raise click.UsageError("plan takes one namespace: give -n in place of -A")
     try:
-        bodies = objects_of(file.read(), run_plain(access.scope) or "")
+        bodies = objects_of(file.read(), namespace_of(access))
     except (FileInvalidError, UnicodeDecodeError) as error:
         raise click.UsageError(f"{file.name}: {error}") from error
     plans = run(access, lambda api: plan_objects(api, bodies, _now()))

@@ -17,6 +17,8 @@ ATTENTION, FAILED = 1, 3
 
 Result = TypeVar("Result")
 Command = Callable[..., None]
+Option = Callable[[Command], Command]
+"""Decorator that adds an option or argument to a command."""
 
 
 class CommandError(click.ClickException):
@@ -27,31 +29,44 @@ class CommandError(click.ClickException):
 
 def options(command: Command) -> Command:
     """Add the options that every command has. They become the argument `access`."""
+    return _options(command, _ALL_NAMESPACES)
 
+
+def options_of_one_namespace(command: Command) -> Command:
+    """Add the same options without -A, for a command that is about one namespace."""
+    return _options(command)
+
+
+_ALL_NAMESPACES = click.option("-A", "--all-namespaces", is_flag=True, help="Read all namespaces.")
+
+
+def _options(command: Command, *more: Option) -> Command:
     @functools.wraps(command)
     def wrapped(
         *,
         kubeconfig: str | None,
         context: str | None,
         namespace: str | None,
-        all_namespaces: bool,
+        all_namespaces: bool = False,
         **others: Any,  # noqa: ANN401 - click's own
     ) -> None:
         if namespace and all_namespaces:
             raise click.UsageError("-n and -A exclude each other")
         command(access=Access(kubeconfig, context, namespace, all_namespaces), **others)
 
-    for option in (
+    added: tuple[Option, ...] = (
         click.option("--kubeconfig", metavar="FILE", help="Kubeconfig to use. Default: as kubectl."),
         click.option("--context", metavar="NAME", help="Context of the kubeconfig."),
-        click.option("-A", "--all-namespaces", is_flag=True, help="Read all namespaces."),
+        *more,
         click.option("-n", "--namespace", metavar="NAME", help="Namespace. Default: that of the context."),
         click.option(
             "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form of what is printed."
         ),
-    ):
-        wrapped = option(wrapped)
-    return wrapped
+    )
+    decorated: Command = wrapped
+    for option in added:
+        decorated = option(decorated)
+    return decorated
 
 
 def run(access: Access, work: Callable[[Api], Awaitable[Result]]) -> Result:
@@ -68,10 +83,10 @@ def run(access: Access, work: Callable[[Api], Awaitable[Result]]) -> Result:
         raise CommandError(str(error)) from error
 
 
-def run_plain(work: Callable[[], Result]) -> Result:
-    """Run work that needs no client, with errors as `run` turns them."""
+def namespace_of(access: Access) -> str:
+    """Return the namespace of a command with `options_of_one_namespace`, with errors as `run` turns them."""
     try:
-        return work()
+        return access.scope() or ""
     except AccessError as error:
         raise CommandError(str(error)) from error
 

@@ -17,7 +17,7 @@ from pdpool_operator.api.operations import (
 from pdpool_operator.runtime.api import Api
 
 from .access import Access
-from .command import ATTENTION, Command, options, print_out, run, run_plain
+from .command import ATTENTION, Command, Option, namespace_of, options_of_one_namespace, print_out, run
 from .operate import Seen, create, follow
 
 WARNING = """\
@@ -40,24 +40,8 @@ def _age(_context: click.Context, _option: click.Parameter, text: str) -> int:
     return age_s
 
 
-def _operate(
-    access: Access, type_: OperationType, instance: str, output: str, *, wait: bool, older_than_s: int | None = None
-) -> None:
-    """Create an operation on an instance, and print how it ends."""
-    if parse_instance(instance) is None:
-        raise click.UsageError(INSTANCE_RULE)
-    _run(access, _namespace(access), type_, instance, output, wait=wait, older_than_s=older_than_s)
-
-
-def _namespace(access: Access) -> str:
-    if access.all_namespaces:
-        raise click.UsageError("an operation is for one namespace: give -n in place of -A")
-    return run_plain(access.scope) or ""
-
-
 def _run(
     access: Access,
-    namespace: str,
     type_: OperationType,
     target: str,
     output: str,
@@ -65,7 +49,7 @@ def _run(
     wait: bool,
     older_than_s: int | None = None,
 ) -> None:
-    named = ""
+    named, namespace = "", namespace_of(access)
 
     async def work(api: Api) -> Seen:
         nonlocal named
@@ -104,50 +88,46 @@ def _waiting(command: Command) -> Command:
     return click.option("--wait/--no-wait", default=True, help=words)(command)
 
 
-@click.command(epilog=OPERATION_EXIT_CODES)
-@click.argument("instance")
-@_waiting
-@options
-def drain(*, access: Access, instance: str, output: str, wait: bool) -> None:
-    """Take INSTANCE out of the rotation, until the operation is deleted.
+def _on_instance(type_: OperationType, what: str, *more: Option) -> click.Command:
+    """Return the command that creates an operation of this type on an instance, and follows it.
 
-    INSTANCE is the name of an instance or of its pod. The progress is on stderr.
+    Args:
+        type_: The type. Its name is that of the command.
+        what: What it does, as text of the help.
+        more: Other options.
     """
-    _operate(access, OperationType.DRAIN, instance, output, wait=wait)
+
+    def command(*, access: Access, instance: str, output: str, wait: bool, older_than_s: int | None = None) -> None:
+        if parse_instance(instance) is None:
+            raise click.UsageError(INSTANCE_RULE)
+        _run(access, type_, instance, output, wait=wait, older_than_s=older_than_s)
+
+    made: Command = options_of_one_namespace(command)
+    added: tuple[Option, ...] = (_waiting, *more, click.argument("instance"))
+    for option in added:
+        made = option(made)
+    target = "INSTANCE is the name of an instance or of its pod. The progress is on stderr."
+    return click.command(type_.lower(), help=f"{what}\n\n{target}", epilog=OPERATION_EXIT_CODES)(made)
 
 
-@click.command(epilog=OPERATION_EXIT_CODES)
-@click.argument("instance")
-@_waiting
-@options
-def restart(*, access: Access, instance: str, output: str, wait: bool) -> None:
-    """Drain INSTANCE, replace its pod, and wait until the new one is back in the rotation.
-
-    INSTANCE is the name of an instance or of its pod. The progress is on stderr.
-    """
-    _operate(access, OperationType.RESTART, instance, output, wait=wait)
-
-
-@click.command(epilog=OPERATION_EXIT_CODES)
-@click.argument("instance")
-@click.option(
-    "--older-than",
-    "older_than_s",
-    callback=_age,
-    default=f"{PURGE_AGE_S}s",
-    show_default=True,
-    metavar="AGE",
-    help="Age of the hand-offs that end: 90s, 5m, 1h. 0s ends all.",
+drain = _on_instance(OperationType.DRAIN, "Take INSTANCE out of the rotation, until the operation is deleted.")
+restart = _on_instance(
+    OperationType.RESTART, "Drain INSTANCE, replace its pod, and wait until the new one is back in the rotation."
 )
-@_waiting
-@options
-def purge(*, access: Access, instance: str, output: str, wait: bool, older_than_s: int) -> None:
-    """End old hand-offs of INSTANCE, which stays in the rotation.
-
-    Nothing is restarted. Both sides answer the requests with HTTP 503, and a router tries them again. INSTANCE is the
-    name of an instance or of its pod. The progress is on stderr.
-    """
-    _operate(access, OperationType.PURGE, instance, output, wait=wait, older_than_s=older_than_s)
+purge = _on_instance(
+    OperationType.PURGE,
+    "End old hand-offs of INSTANCE, which stays in the rotation.\n\n"
+    "Nothing is restarted. Both sides answer the requests with HTTP 503, and a router tries them again.",
+    click.option(
+        "--older-than",
+        "older_than_s",
+        callback=_age,
+        default=f"{PURGE_AGE_S}s",
+        show_default=True,
+        metavar="AGE",
+        help="Age of the hand-offs that end: 90s, 5m, 1h. 0s ends all.",
+    ),
+)
 
 
 def _confirm(node: str, namespace: str) -> None:
@@ -166,7 +146,7 @@ def _confirm(node: str, namespace: str) -> None:
 @click.argument("node")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask. For scripts.")
 @_waiting
-@options
+@options_of_one_namespace
 def fence(*, access: Access, node: str, output: str, wait: bool, yes: bool) -> None:
     """Declare that NODE is switched off or erased, so that memory held for its processes is released.
 
@@ -178,7 +158,6 @@ def fence(*, access: Access, node: str, output: str, wait: bool, yes: bool) -> N
     """
     if re.fullmatch(NODE_PATTERN, node) is None:
         raise click.UsageError(NODE_RULE)
-    namespace = _namespace(access)
     if not yes:
-        _confirm(node, namespace)
-    _run(access, namespace, OperationType.FENCE, node, output, wait=wait)
+        _confirm(node, namespace_of(access))
+    _run(access, OperationType.FENCE, node, output, wait=wait)

@@ -15,6 +15,7 @@ from pdpool_operator.runtime.api import PODS, STATEFUL_SETS, Api, Resource
 from .observer import Observer, parsed_services
 from .questions import Questions, now
 from .recording import Look, kept
+from .text import counted
 
 EVERY_S = 3.0
 """As often as the operator samples."""
@@ -57,8 +58,15 @@ def unanswered(looks: list[Look]) -> tuple[str, ...]:
 
 
 def _summary(look: Look, number: int) -> str:
+    watching = sum(service.spec.watches for service in parsed_services(look.services))
     silent = sum(len(answers.errors) for answers in look.answers.values())
-    return f"look {number}: {len(look.pools)} pools, {len(look.answers)} engine pods, {silent} questions unanswered"
+    counts = (
+        counted(len(look.pools), "pool"),
+        counted(watching, "service", "with selectors"),
+        counted(len(look.answers), "engine pod"),
+        counted(silent, "question", "unanswered"),
+    )
+    return f"look {number}: {', '.join(counts)}"
 
 
 async def _read(api: Api, namespace: str) -> Look:

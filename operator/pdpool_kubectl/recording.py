@@ -13,6 +13,8 @@ from typing import Any
 
 from pdpool_operator.api import names
 
+from .recording_shape import first_fault
+
 FORMAT = "pdpool-recording/2"
 READABLE = (FORMAT, "pdpool-recording/1")
 """Version 1 has no pods of services with selectors, and no `/metrics`."""
@@ -75,18 +77,19 @@ def load(path: Path) -> tuple[Look, ...]:
         if path.stat().st_size > MAX_BYTES:
             raise RecordingError(f"{path}: larger than {MAX_BYTES >> 20} MiB")
         body = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise RecordingError(f"{path}: {error}") from error
+    except OSError as error:
+        raise RecordingError(f"{path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise RecordingError(f"{path}: not complete JSON: {error}") from error
     found = body.get("format") if isinstance(body, dict) else None
     if found not in READABLE:
         raise RecordingError(f"{path}: the field format must be {' or '.join(map(repr, READABLE))}, not {found!r}")
-    try:
-        return tuple(
-            Look(**look | {"answers": {uid: Answers(**one) for uid, one in look["answers"].items()}})
-            for look in body["looks"]
-        )
-    except (AttributeError, KeyError, TypeError) as error:
-        raise RecordingError(f"{path}: a look is not as {found} has it: {error}") from error
+    if fault := first_fault(body):
+        raise RecordingError(f"{path}: {fault}")
+    return tuple(
+        Look(**look | {"answers": {uid: Answers(**one) for uid, one in look["answers"].items()}})
+        for look in body["looks"]
+    )
 
 
 def kept(body: Object, spec: Object, *, status: bool = False) -> Object:

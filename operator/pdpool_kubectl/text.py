@@ -25,3 +25,8 @@ def seconds(value: float) -> str:
         if whole >= 2 * size:
             return f"{whole // size}{unit}"
     return f"{whole}s"
+
+
+def counted(number: int, noun: str, rest: str = "") -> str:
+    """Return `1 pool`, `2 pools`, or with `rest` behind the noun `1 question unanswered`."""
+    return " ".join(filter(None, (str(number), noun if number == 1 else f"{noun}s", rest)))

@@ -2,13 +2,13 @@
 
 import os
 import secrets
-import threading
 from types import TracebackType
 from typing import Self
 
 import pytest
 
 from dev.shell import wait_for
+from proof.cluster.watch import Watch
 from tests.cluster.stack import HTTP_PORT, MADE, POOLS, Object, Stack, condition, listed
 from tests.cluster.stack_traffic import Traffic
 
@@ -27,9 +27,7 @@ class Witness:
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
         self._key = stack.router_key()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._failure: list[Exception] = []
+        self._watch = Watch("witness", [self._look], LOOK_S)
         self.looks = 0
         self.listed_while_leaving: set[str] = set()
         """Pods that terminated while a router still listed them."""
@@ -37,23 +35,13 @@ class Witness:
         """Largest number of engines of a role that were not Ready, or terminated, at the same time."""
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._watch.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
-        self._thread.join(30)
-        if self._failure:
-            raise self._failure[0]
-
-    def _run(self) -> None:
-        try:
-            while not self._stop.wait(LOOK_S):
-                self._look()
-        except Exception as error:  # noqa: BLE001 -- raised by the block's end, in the test's own thread
-            self._failure.append(error)
+        self._watch.__exit__(kind, error, trace)
 
     def _look(self) -> None:
         # Pods are read first: a pod that terminates then must already be out of the lists.
@@ -111,6 +99,7 @@ def test_a_new_spec_replaces_one_engine_of_a_pool_at_a_time_and_fails_no_request
         traffic.more()
     assert traffic.errors == []
     assert witness.listed_while_leaving == set()
+    assert witness.looks > 5
     assert witness.most_away == {"prefill": 1, "decode": 1}
     after = stack.uids()
     assert {name for name in before if after.get(name) == before[name]} == {name for name in before if "router" in name}

@@ -14,6 +14,8 @@ from ..api.names import Role
 
 MAX_RANKS = 256
 """Limit of ranks per pod. A larger claim is rejected, because each rank costs a request per sample."""
+MAX_HOLDS = 256
+"""Processes that are read per rank for which it holds memory. The rest is read once these have been released."""
 MAX_COUNT = (1 << 63) - 1
 """Largest integer of the Kubernetes API."""
 MAX_SECONDS = 1e9

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from ..engines.answers import MAX_COUNT, MAX_RANKS, Answer, Count, Name, Seconds, Version
+from ..engines.answers import MAX_COUNT, MAX_HOLDS, MAX_RANKS, Answer, Count, Name, Seconds, Version
 from .http import Unanswered, invalid
 from .model import HANDOFF_QUEUES, ConnectorSample, HoldSample, PeerSample, QueueSample, Tally
 
@@ -15,8 +15,6 @@ MAX_PEERS = 4096
 
 MAX_SILENT = 1024
 """Silent prefills that are read per rank: as many as a connector remembers."""
-MAX_HOLDS = 256
-"""Holds that are read per rank. The rest is read once these have been released."""
 
 
 class _Queue(Answer):

@@ -30,6 +30,7 @@ from datetime import datetime, timedelta
 
 from ..api.operations import MAX_PROCESSES, OperationPhase, OperationStatus, PoolOperation
 from ..api.reasons import Reason
+from ..engines.answers import MAX_HOLDS
 from ..observe.model import CRASH_LOOP, ObservedNode, ObservedPod, RankSample
 from .held import held_by
 from .model import Fence, NodeOff, Whom
@@ -101,7 +102,7 @@ class _Planner:
         return None
 
     def _fencing(self) -> Outcome:
-        node, waits = self.operation.node, [*self._silent(), *map(str, self.holds)]
+        node, waits = self.operation.node, [*self._silent(), *map(str, self.holds), *self._cut_off()]
         if not waits and not self.unknown:
             words = f"No engine in {self.operation.metadata.namespace} holds memory for a process of {node}"
             count = len(self.operation.status.processes)
@@ -120,6 +121,8 @@ class _Planner:
             return None
         if self.holds:
             return self._stays()
+        if not self.unknown:  # only ranks of which not all was read
+            return None
         if self.now - self.facts.followed_since < UNKNOWN_AFTER:
             return None
         words = f"Not released, as the operator does not know where the pod ran: {shortened([*map(str, self.unknown)])}"
@@ -167,6 +170,14 @@ class _Planner:
                 why = silence(rank, pod, samples)
                 if why or samples[rank].asked_at < started:
                     yield f"{pod.name} rank {rank}, which {why or 'has not answered yet'}"
+
+    def _cut_off(self) -> Iterator[str]:
+        """Yield the ranks that may hold memory for more processes than are read. Those of the node may come last."""
+        for pod in self.facts.holders:
+            for rank, sample in self.facts.looks.get(pod.uid, {}).items():
+                if sample.connector is not None and len(sample.connector.held_for) >= MAX_HOLDS:
+                    words = f"may hold memory for more than the {MAX_HOLDS} processes that are read"
+                    yield f"{pod.name} rank {rank}, which {words}"
 
     def _status(self, outcome: Outcome) -> OperationStatus:
         before, changes = self.operation.status, changes_of(self.operation, outcome, self.now)

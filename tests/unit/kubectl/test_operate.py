@@ -110,6 +110,14 @@ async def test_bad_argument_is_exit_code_2_and_creates_nothing(api: FakeApi, kub
     assert not api.calls
 
 
+@pytest.mark.parametrize("command", ["drain", "restart", "purge", "fence", "record", "plan"])
+async def test_command_for_one_namespace_has_no_option_for_all(kubectl: Kubectl, command: str):
+    assert "--all-namespaces" not in (await kubectl(command, "--help")).stdout
+    result = await kubectl(command, "chat-decode-0", "-A")
+    assert result.exit_code == 2
+    assert "No such option '-A'" in result.stderr
+
+
 async def test_refusal_of_the_api_server_is_exit_code_3(api: FakeApi, kubectl: Kubectl):
     async def forbid(request: web.Request, call: Call) -> web.Response:
         return web.json_response({"code": 403, "message": "you may not"}, status=403)

@@ -16,9 +16,10 @@ from pdpool_operator.observe.keys import Bindings, Key
 from pdpool_operator.plan.fences import Fencing
 from pdpool_operator.plan.repair_model import RepairPlan
 from pdpool_operator.runtime.api import ApiError, ConflictError, UnavailableError
-from pdpool_operator.runtime.metrics import Metrics
 
 from tests.unit.operator.plan.makers import POOL_UID, SETTINGS, T0, make_instance, make_observed, make_pool
+
+from .metrics import idle_metrics
 
 KEY = Key("PrefillPool", "llm", "chat")
 FOREIGN = {"type": "Audited", "status": "True", "reason": "Checked", "lastTransitionTime": "2026-11-21T12:00:00Z"}
@@ -42,8 +43,7 @@ class World:
         self.write_error: ApiError | None = None
         self.events: list[tuple[str, str]] = []
         self.writes = 0
-        parts = dict.fromkeys(("queues", "holds", "verdicts", "rotation", "demands"), dict)
-        self.metrics = Metrics(**parts, leading=lambda: True, waiting_keys=lambda: 0)
+        self.metrics = idle_metrics()
         judge = Judge(Bindings(), lambda: T0, lambda _: None)
         nothing = SimpleNamespace(take=lambda *_: Fencing(()), give=self.nothing)
         served = cast("Any", SimpleNamespace(storable=lambda _, status: status))

@@ -9,8 +9,9 @@ from pdpool_operator import process
 from pdpool_operator.observe.keys import Key
 from pdpool_operator.process import Operator
 from pdpool_operator.runtime.manager import Result, work
-from pdpool_operator.runtime.metrics import Metrics
 from pdpool_operator.runtime.queue import WorkQueue
+
+from .metrics import idle_metrics
 
 KEYS = [Key("PrefillPool", "llm", name) for name in ("in-hand", "waiting")]
 
@@ -25,8 +26,7 @@ class Leader:
         self.writing, self.let_go = asyncio.Event(), asyncio.Event()
         for key in KEYS:
             self.queue.add(key)
-        nothing = dict.fromkeys(("queues", "holds", "verdicts", "rotation", "demands"), dict)
-        metrics = Metrics(**nothing, leading=lambda: True, waiting_keys=lambda: 0)
+        metrics = idle_metrics()
         self.worker = asyncio.create_task(work(self.queue, self.reconcile, metrics))
 
     async def reconcile(self, key: Key) -> Result:

@@ -13,6 +13,7 @@ from pdpool_operator.api.reasons import Reason
 from pdpool_operator.controller.fences import Fencer
 from pdpool_operator.controller.node_fences import NodeFences
 from pdpool_operator.controller.operations import Operations
+from pdpool_operator.engines.answers import MAX_HOLDS
 from pdpool_operator.observe.cluster import OPERATIONS
 from pdpool_operator.observe.keys import Key
 from pdpool_operator.observe.lives import Lives
@@ -21,9 +22,10 @@ from pdpool_operator.observe.pod_nodes import PodNodes
 from pdpool_operator.plan.model import Fence, NodeOff
 from pdpool_operator.runtime.api import NODES, ForbiddenError, Resource
 from pdpool_operator.runtime.engines import Told
-from pdpool_operator.runtime.metrics import Metrics
 
 from tests.unit.operator.plan.makers import T0, make_sample, seconds
+
+from .metrics import idle_metrics
 
 KEY = Key("PoolOperation", "llm", "one")
 DEAD, LATER = "d" * 32, "e" * 32
@@ -60,15 +62,7 @@ class World:
         self.held = {one["metadata"]["uid"]: {DEAD} for one in self.pods}
         self.fenced: list[tuple[str, str]] = []
         self.knows_the_node = True
-        self.metrics = Metrics(
-            queues=tuple,
-            holds=tuple,
-            verdicts=dict,
-            rotation=dict,
-            demands=tuple,
-            leading=lambda: True,
-            waiting_keys=lambda: 0,
-        )
+        self.metrics = idle_metrics()
         self.restart()
 
     def restart(self) -> None:
@@ -110,7 +104,7 @@ class World:
     def look(self, uid: str, held: set[str]) -> RankSample:
         sample = make_sample(self.now, pod_uid=uid)
         assert sample.connector is not None
-        holds = tuple(HoldSample(one, "pod-dead", "run") for one in sorted(held))
+        holds = tuple(HoldSample(one, "pod-dead", "run") for one in sorted(held)[:MAX_HOLDS])
         return replace(sample, connector=replace(sample.connector, pod_uid=uid, held_for=holds))
 
     async def apply_status(self, _resource: Any, _body: Any, status: Mapping[str, Any]) -> None:
@@ -152,6 +146,15 @@ async def test_fence_releases_the_memory_of_its_namespace_alone() -> None:
     assert world.fenced == [("llm/chat-decode-0-0", DEAD)]
     labels = {"namespace": "llm", "pool": "", "role": "", "type": "fence", "outcome": "succeeded"}
     assert world.metrics.registry.get_sample_value("pdpool_operations_total", labels) == 1.0
+
+
+async def test_processes_beyond_those_that_are_read_are_fenced_next() -> None:
+    world = World()
+    processes = {f"{number:032x}" for number in range(2 * MAX_HOLDS + 50)}
+    world.held["llm/chat-decode-0-0"] = set(processes)
+    status = await world.run(12)
+    assert (status.phase, set(status.processes), status.released) == ("Succeeded", processes, len(processes))
+    assert world.held["llm/chat-decode-0-0"] == set()
 
 
 @pytest.mark.parametrize("killed_at", range(1, 10))

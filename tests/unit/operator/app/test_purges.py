@@ -12,9 +12,10 @@ from pdpool_operator.api.operations import OperationStatus, PoolOperation
 from pdpool_operator.controller.operations import Operations
 from pdpool_operator.observe.model import ObservedPool
 from pdpool_operator.plan.model import Purge, Purged
-from pdpool_operator.runtime.metrics import Metrics
 
 from tests.unit.operator.plan.makers import T0, make_instance, make_observed, make_pool, make_sample, seconds
+
+from .metrics import idle_metrics
 
 POOL = make_pool(Role.DECODE, replicas=1)
 OLDER_THAN_S = 60
@@ -34,15 +35,7 @@ class World:
         self.opened = {rank: [T0 - seconds(age_s) for age_s in range(120)] for rank in range(2)}
         self.ended: list[datetime] = []
         self.silent: set[int] = set()
-        self.metrics = Metrics(
-            queues=tuple,
-            holds=tuple,
-            verdicts=dict,
-            rotation=dict,
-            demands=tuple,
-            leading=lambda: True,
-            waiting_keys=lambda: 0,
-        )
+        self.metrics = idle_metrics()
         self.restart()
 
     def restart(self) -> None:

@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 from pdpool_operator.api.engine import EngineType
 from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT, Role
-from pdpool_operator.engines.answers import MAX_RANKS
-from pdpool_operator.observe.connector_state import MAX_HOLDS, parse_state
+from pdpool_operator.engines.answers import MAX_HOLDS, MAX_RANKS
+from pdpool_operator.observe.connector_state import parse_state
 from pdpool_operator.observe.http import Unanswered, session
 from pdpool_operator.observe.sampler import (
     ANSWER_BYTES,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pdpool_operator.api.operations import OperationPhase, PoolOperation
 from pdpool_operator.api.reasons import Reason
+from pdpool_operator.engines.answers import MAX_HOLDS
 from pdpool_operator.observe.model import HoldSample, ObservedNode, ObservedPod, RankSample
 from pdpool_operator.plan.model import NodeOff
 from pdpool_operator.plan.node_fence import FenceFacts, Whom, plan_fence
@@ -131,6 +132,28 @@ def test_hold_for_another_node_does_not_hinder_success() -> None:
     assert step.status.message == f"{words}; it was released for 1 process"
     assert look(begun(DEAD, LATER), sample()).status.message == f"{words}; it was released for 2 processes"
     assert look(begun(), sample()).status.message == words
+
+
+def full(count: int, *held: str) -> RankSample:
+    """A sample of so many processes on another node, and then these."""
+    found = sample(*held)
+    assert found.connector is not None
+    others = tuple(HoldSample(f"{number:032x}", "pod-elsewhere", "run 1") for number in range(count))
+    return replace(found, connector=replace(found.connector, held_for=(others + found.connector.held_for)[:MAX_HOLDS]))
+
+
+def test_rank_with_more_processes_than_are_read_is_waited_for() -> None:
+    """Those of the node may come after those of other nodes, which this operation does not release."""
+    words = "chat-decode-0-0 rank 0, which may hold memory for more than the 256 processes that are read"
+    hidden = full(MAX_HOLDS, DEAD)
+    for followed_s in (5, 60):
+        step = look(begun(), hidden, followed_s=followed_s)
+        assert (step.status.phase, step.status.message, step.fences) == (FENCING, f"Waits for {words}", ())
+    late = look(begun(age_s=600), hidden)
+    assert (late.status.phase, late.status.message) == (FAILED, f"Not done within 600 s: {words}")
+    shown = look(begun(), full(MAX_HOLDS - 2, DEAD))
+    assert (shown.status.phase, shown.status.processes) == (FENCING, (DEAD,))
+    assert look(begun(DEAD), full(MAX_HOLDS - 1)).status.phase is SUCCEEDED
 
 
 def test_unknown_pod_is_named_and_fails_after_a_while() -> None:
