@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
 from ..api import names
 from ..api.base import Metadata, SpecInvalid
@@ -19,16 +19,20 @@ from ..api.pools import DecodePool, Pool, PrefillPool
 from ..api.services import DisaggregatedService, RepairMode, RepairSpec
 from ..engines import engine_of
 from ..plan.drain import with_operations
-from ..runtime.api import (
+from ..runtime.resources import (
     CONFIG_MAPS,
     DEPLOYMENTS,
     DISRUPTION_BUDGETS,
     EVENTS,
     NETWORK_POLICIES,
+    OPERATIONS,
     PODS,
+    POOL_RESOURCES,
     REPLICA_SETS,
     SERVICES,
+    SERVICES_PD,
     STATEFUL_SETS,
+    Object,
     Resource,
 )
 from . import parse
@@ -39,14 +43,6 @@ from .model import ObservedFleet, ObservedInstance, ObservedPod, ObservedPool, O
 from .router_pods import own_pods
 from .routers import RouterClient
 from .sampler import Sampler, pool_targets
-
-Object = dict[str, Any]
-
-PREFILL_POOLS = Resource(names.GROUP, names.VERSION, PrefillPool.plural, "PrefillPool")
-DECODE_POOLS = Resource(names.GROUP, names.VERSION, DecodePool.plural, "DecodePool")
-SERVICES_PD = Resource(names.GROUP, names.VERSION, DisaggregatedService.plural, DisaggregatedService.kind)
-OPERATIONS = Resource(names.GROUP, names.VERSION, PoolOperation.plural, PoolOperation.kind)
-POOL_RESOURCES = {PrefillPool: PREFILL_POOLS, DecodePool: DECODE_POOLS}
 
 log = logging.getLogger(__name__)
 

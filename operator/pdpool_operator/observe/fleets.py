@@ -2,18 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from typing import Protocol
 
 from ..api import names
 from ..api.pools import POOL_KINDS
 from ..api.services import DisaggregatedService
-from ..runtime.api import PODS, Resource
+from ..runtime.resources import PODS, Object, Resource
 from .fleet_sides import bindings_of, fleet_side
 from .keys import FLEET_PREFIX
 from .model import ObservedFleet, ObservedPool
 from .sampler import Sampler
-
-Object = dict[str, Any]
 
 
 class Lists(Protocol):

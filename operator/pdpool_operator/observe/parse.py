@@ -6,6 +6,7 @@ from typing import Any
 
 from ..api import names
 from ..api.key_epochs import FIRST_KEYS, KeyEpochs
+from ..runtime.resources import controller_of
 from .model import (
     CRASH_LOOP,
     OUT_OF_SERVICE,
@@ -36,17 +37,13 @@ def moment(text: str | None) -> datetime | None:
 
 def controller_uid(obj: Object) -> str:
     """Return the UID of the controlling owner reference, or an empty text."""
-    return str(_controller(obj).get("uid", ""))
+    return str(controller_of(obj).get("uid", ""))
 
 
 def controller(obj: Object) -> str:
     """Return the controlling owner as `kind/name`, or an empty text."""
-    owner = _controller(obj)
+    owner = controller_of(obj)
     return f"{owner['kind']}/{owner['name']}" if owner else ""
-
-
-def _controller(obj: Object) -> Object:
-    return next((owner for owner in obj["metadata"].get("ownerReferences") or () if owner.get("controller")), {})
 
 
 def annotation(obj: Object, key: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from pdpool_kubectl.cli import cli
-from pdpool_operator.observe.cluster import DECODE_POOLS, PREFILL_POOLS, SERVICES_PD
+from pdpool_operator.runtime.resources import DECODE_POOLS, PREFILL_POOLS, SERVICES_PD
 
 from tests.fake_api import FakeApi
 from tests.serving import serving
