@@ -6,10 +6,11 @@ from datetime import datetime
 
 from ..api import names
 from ..observe import parse
-from ..observe.cluster import Reads, parsed_operation
 from ..observe.keys import Key
 from ..observe.model import ObservedNode, ObservedPod
+from ..observe.operations import parsed_operation
 from ..observe.pod_nodes import PodNodes
+from ..observe.reads import Reads
 from ..observe.sampler import Sampler
 from ..plan.model import Whom
 from ..plan.node_fence import FenceFacts, plan_fence

@@ -19,9 +19,10 @@ from ..api.reasons import Reason
 from ..api.services import DisaggregatedService, RepairMode
 from ..build.settings import BuildSettings
 from ..diagnose.model import Diagnosis
-from ..observe.cluster import EVENTS_AFTER, Cluster
+from ..observe.cluster import Cluster
 from ..observe.keys import FLEET_PREFIX, Bindings, Key
 from ..observe.model import ObservedFleet, ObservedPool, ObservedRouter, ObservedService
+from ..observe.pod_events import EVENTS_AFTER
 from ..observe.router_outcomes import RouterOutcomes
 from ..observe.routers import RouterClient
 from ..plan.model import Event, Fault, Plan
