@@ -13,8 +13,10 @@ from pathlib import Path
 
 import click
 from kubernetes.aio.config import ConfigException
-from pdpool_operator.observe.cluster import DECODE_POOLS, OPERATIONS, PREFILL_POOLS, SERVICES_PD
-from pdpool_operator.runtime.api import SECRETS, Api, ApiError, NotFoundError, UnavailableError, connect
+from pdpool_operator.runtime.api import Api
+from pdpool_operator.runtime.api_errors import ApiError, NotFoundError, UnavailableError
+from pdpool_operator.runtime.api_transport import connect
+from pdpool_operator.runtime.resources import DECODE_POOLS, OPERATIONS, PREFILL_POOLS, SECRETS, SERVICES_PD
 
 from dev.paths import CHECKOUT, cache_dir
 from dev.shell import write_text

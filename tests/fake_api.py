@@ -18,7 +18,7 @@ from typing import Any
 from aiohttp import web
 from pdpool_operator.api import served
 from pdpool_operator.app import OWNED, PRIMARY
-from pdpool_operator.runtime.api import EVENTS, LEASES, SECRETS, Resource
+from pdpool_operator.runtime.resources import EVENTS, LEASES, SECRETS, Resource
 
 Object = dict[str, Any]
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kubernetes.aio.config import ConfigException, list_kube_config_contexts
-from pdpool_operator.runtime.api import Api, connect
+from pdpool_operator.runtime.api import Api
+from pdpool_operator.runtime.api_transport import connect
 
 IN_POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 USER_AGENT = "kubectl-pdpool"

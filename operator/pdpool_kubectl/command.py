@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import click
-from pdpool_operator.runtime.api import Api, ApiError
+from pdpool_operator.runtime.api import Api
+from pdpool_operator.runtime.api_errors import ApiError
 
 from .access import Access, AccessError
 from .fleet import MissingError, NotInstalledError

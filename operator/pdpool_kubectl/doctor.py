@@ -11,17 +11,9 @@ from typing import Any
 from pdpool_operator.api import names, served
 from pdpool_operator.api.pools import POOL_KINDS
 from pdpool_operator.observe import parse
-from pdpool_operator.observe.cluster import POOL_RESOURCES
-from pdpool_operator.runtime.api import (
-    CONFIG_MAPS,
-    LEASES,
-    PODS,
-    Api,
-    ApiError,
-    ForbiddenError,
-    NotFoundError,
-    Resource,
-)
+from pdpool_operator.runtime.api import Api
+from pdpool_operator.runtime.api_errors import ApiError, ForbiddenError, NotFoundError
+from pdpool_operator.runtime.resources import CONFIG_MAPS, LEASES, PODS, POOL_RESOURCES, Object, Resource
 
 from .access import Access
 from .quantity import amount
@@ -34,8 +26,6 @@ PROMETHEUS_RULES = Resource("monitoring.coreos.com", "v1", "prometheusrules", "P
 ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview")
 PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 CHART = "charts/pdpool"
-
-Object = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,18 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pdpool_operator.api.base import Condition, ConditionStatus
 from pdpool_operator.api.names import Role
 from pdpool_operator.api.pools import POOL_KINDS, PoolStatus
 from pdpool_operator.api.reasons import ConditionType, Reason
 from pdpool_operator.api.services import DisaggregatedService, DisaggregatedServiceStatus
-from pdpool_operator.observe.cluster import POOL_RESOURCES, SERVICES_PD
-from pdpool_operator.runtime.api import Api, NotFoundError
+from pdpool_operator.runtime.api import Api
+from pdpool_operator.runtime.api_errors import NotFoundError
+from pdpool_operator.runtime.resources import POOL_RESOURCES, SERVICES_PD, Object
 from pydantic import ValidationError
 
-Object = dict[str, Any]
 Status = TypeVar("Status", PoolStatus, DisaggregatedServiceStatus)
 
 _FALSE_IS_BAD = frozenset(

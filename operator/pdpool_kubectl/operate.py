@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdpool_operator.api.operations import OperationPhase, OperationType, PoolOperation
-from pdpool_operator.observe.cluster import OPERATIONS
-from pdpool_operator.runtime.api import Api, UnavailableError
+from pdpool_operator.runtime.api import Api
+from pdpool_operator.runtime.api_errors import UnavailableError
+from pdpool_operator.runtime.resources import OPERATIONS
 
 EVERY_S = 1.0
 GRACE_S = 60.0

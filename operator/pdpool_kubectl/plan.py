@@ -8,7 +8,6 @@ import contextlib
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
 import yaml
 from pdpool_operator.api import names
@@ -22,15 +21,22 @@ from pdpool_operator.build.router import router_deployment, router_spec_hash
 from pdpool_operator.build.settings import BuildSettings, PodDefaults
 from pdpool_operator.build.template import TemplateInvalid
 from pdpool_operator.observe import parse
-from pdpool_operator.observe.cluster import OPERATIONS, POOL_RESOURCES, SERVICES_PD
 from pdpool_operator.observe.model import ObservedInstance
 from pdpool_operator.plan.drain import needs_drain, with_operations
 from pdpool_operator.plan.selection import AT_FAULT, Selection, Selector
-from pdpool_operator.runtime.api import PODS, STATEFUL_SETS, Api, ForbiddenError, InvalidError, Resource
+from pdpool_operator.runtime.api import Api
+from pdpool_operator.runtime.api_errors import ForbiddenError, InvalidError
+from pdpool_operator.runtime.resources import (
+    OPERATIONS,
+    PODS,
+    POOL_RESOURCES,
+    SERVICES_PD,
+    STATEFUL_SETS,
+    Object,
+    Resource,
+)
 
 from .plan_warnings import pool_warnings, service_warnings
-
-Object = dict[str, Any]
 
 KINDS: Mapping[str, Resource] = {kind.kind: POOL_RESOURCES[kind] for kind in POOL_KINDS} | {
     DisaggregatedService.kind: SERVICES_PD

@@ -7,7 +7,6 @@ import asyncio
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
 
 from pdpool_operator.api.names import ADMIN_PORT
 from pdpool_operator.engines import engine_of
@@ -15,7 +14,9 @@ from pdpool_operator.engines.answers import MAX_RANKS
 from pdpool_operator.observe.engine_metrics import METRICS_BYTES, Sieve
 from pdpool_operator.observe.http import ByteBudget, Unanswered
 from pdpool_operator.observe.sampler import ANSWER_BYTES, LOOK_BYTES, Target
-from pdpool_operator.runtime.api import PODS, Api, ApiError
+from pdpool_operator.runtime.api import Api
+from pdpool_operator.runtime.api_errors import ApiError
+from pdpool_operator.runtime.resources import PODS, Object
 
 from .recording import Answers
 
@@ -24,8 +25,6 @@ ANSWER_S = 3.0
 """Longest wait for one answer of a pod. Pods that hang must not stretch a look, because samples of 15 s are too old."""
 ERROR_LETTERS = 500
 """Limit of the text of an error. A pod may have written it."""
-
-Object = dict[str, Any]
 
 
 class Questions:

@@ -10,7 +10,9 @@ from typing import Any
 
 from pdpool_operator.api import names
 from pdpool_operator.observe.keys import FLEET_PREFIX
-from pdpool_operator.runtime.api import PODS, Api, ApiError
+from pdpool_operator.runtime.api import Api
+from pdpool_operator.runtime.api_errors import ApiError
+from pdpool_operator.runtime.resources import PODS
 from prometheus_client.parser import text_string_to_metric_families
 
 from .fleet import Fleet, PoolView

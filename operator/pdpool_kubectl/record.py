@@ -3,14 +3,13 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from pdpool_operator.api import names
 from pdpool_operator.api.pools import POOL_KINDS
-from pdpool_operator.observe.cluster import POOL_RESOURCES, SERVICES_PD
 from pdpool_operator.observe.fleet_sides import bindings_of
 from pdpool_operator.observe.fleets import selected_pods
-from pdpool_operator.runtime.api import PODS, STATEFUL_SETS, Api, Resource
+from pdpool_operator.runtime.api import Api
+from pdpool_operator.runtime.resources import PODS, POOL_RESOURCES, SERVICES_PD, STATEFUL_SETS, Object, Resource
 
 from .observer import Observer, parsed_services
 from .questions import Questions, now
@@ -19,8 +18,6 @@ from .text import counted
 
 EVERY_S = 3.0
 """As often as the operator samples."""
-
-Object = dict[str, Any]
 
 
 async def record(

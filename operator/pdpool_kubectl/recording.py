@@ -9,9 +9,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from pdpool_operator.api import names
+from pdpool_operator.runtime.resources import Object
 
 from .recording_shape import first_fault
 
@@ -19,8 +19,6 @@ FORMAT = "pdpool-recording/2"
 READABLE = (FORMAT, "pdpool-recording/1")
 """Version 1 has no pods of services with selectors, and no `/metrics`."""
 MAX_BYTES = 512 << 20
-
-Object = dict[str, Any]
 
 
 class RecordingError(Exception):

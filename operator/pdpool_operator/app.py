@@ -12,15 +12,18 @@ from typing import Any, cast
 import kopf
 
 from .api import names
-from .observe.cluster import DECODE_POOLS, OPERATIONS, PREFILL_POOLS, SERVICES_PD
-from .runtime.api import (
+from .runtime.resources import (
     CONFIG_MAPS,
+    DECODE_POOLS,
     DEPLOYMENTS,
     DISRUPTION_BUDGETS,
     NETWORK_POLICIES,
+    OPERATIONS,
     PODS,
+    PREFILL_POOLS,
     REPLICA_SETS,
     SERVICES,
+    SERVICES_PD,
     STATEFUL_SETS,
     Resource,
 )

@@ -26,7 +26,7 @@ from .controller.reconcile import Controller
 from .controller.repairs import Repairer
 from .controller.reporter import Reporter
 from .controller.served_fields import ServedFields
-from .observe.cluster import OPERATIONS, POOL_RESOURCES, SERVICES_PD, Cluster
+from .observe.cluster import Cluster
 from .observe.http import session
 from .observe.keys import Bindings, Key, keys_of
 from .observe.lives import Lives
@@ -35,7 +35,9 @@ from .observe.router_outcomes import RouterOutcomes
 from .observe.routers import RouterClient
 from .observe.sampler import CONCURRENCY, Look, Sampler
 from .runtime import health, logs
-from .runtime.api import PODS, Api, ApiError, NotFoundError, Resource, UnavailableError, connect
+from .runtime.api import Api
+from .runtime.api_errors import ApiError, NotFoundError, UnavailableError
+from .runtime.api_transport import connect
 from .runtime.cached_reads import CachedReads
 from .runtime.config import VARIABLES, Config, ConfigInvalidError, load
 from .runtime.engines import Engines
@@ -46,6 +48,7 @@ from .runtime.manager import work
 from .runtime.metrics import Metrics
 from .runtime.queue import WorkQueue
 from .runtime.recorder import Recorder
+from .runtime.resources import OPERATIONS, PODS, POOL_RESOURCES, SERVICES_PD, Resource
 from .runtime.stopping import Signals, unless
 from .runtime.store import Store
 from .runtime.watch_feeds import WatchFeeds

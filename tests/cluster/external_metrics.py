@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from aiohttp import web
-from pdpool_operator.runtime.api import SERVICES, Resource
+from pdpool_operator.runtime.resources import SERVICES, Resource
 from prometheus_client.parser import text_string_to_metric_families
 
 from dev.shell import run
@@ -117,7 +117,7 @@ async def _serve(served: ExternalMetrics, address: str, folder: Path) -> web.App
 
 
 async def _available(here: Bench, name: str) -> bool:
-    found: Object = await here.admin._call("get", API_SERVICES, API_SERVICES.path(None, name))
+    found: Object = await here.admin.call("get", API_SERVICES, API_SERVICES.path(None, name))
     conditions = found.get("status", {}).get("conditions", [])
     assert any(one["type"] == "Available" and one["status"] == "True" for one in conditions), conditions
     return True

@@ -6,8 +6,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
-from pdpool_operator.observe.cluster import DECODE_POOLS, PREFILL_POOLS, SERVICES_PD
-from pdpool_operator.runtime.api import Api, ApiError, NotFoundError, Resource
+from pdpool_operator.runtime.api import MERGE_PATCH, Api
+from pdpool_operator.runtime.api_errors import ApiError, NotFoundError
+from pdpool_operator.runtime.api_transport import Request
+from pdpool_operator.runtime.resources import DECODE_POOLS, PREFILL_POOLS, SERVICES_PD, Resource
 
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace")
 QUOTAS = Resource("", "v1", "resourcequotas", "ResourceQuota")
@@ -49,21 +51,26 @@ async def at_rest(read: Callable[[], Awaitable[float]], *, every_s: float, withi
 class Admin(Api):
     """Direct access of the test to the cluster."""
 
+    async def call(
+        self, verb: str, resource: Resource, path: str, body: Object | None = None, patch_type: str = ""
+    ) -> Object:
+        return await self._transport.call(Request(verb, resource, path, body=body, patch_type=patch_type))
+
     async def drop(self, resource: Resource, namespace: str | None, name: str, **options: Any) -> None:
         with contextlib.suppress(NotFoundError):
             body = {"apiVersion": "v1", "kind": "DeleteOptions"} | options
-            await self._call("delete", resource, resource.path(namespace, name), body=body)
+            await self.call("delete", resource, resource.path(namespace, name), body)
 
     async def make(self, resource: Resource, body: Object) -> Object:
         path = resource.path(body["metadata"].get("namespace"))
         kind = {"apiVersion": resource.api_version, "kind": resource.kind}
-        return await self._call("create", resource, path, body=kind | body)
+        return await self.call("create", resource, path, kind | body)
 
     async def edit(
         self, resource: Resource, namespace: str, name: str, patch: Object, sub: str | None = None
     ) -> Object:
         path = resource.path(namespace, name, sub)
-        return await self._call("patch", resource, path, body=patch, content="application/merge-patch+json")
+        return await self.call("patch", resource, path, patch, MERGE_PATCH)
 
     async def all(self, resource: Resource, namespace: str | None, labels: str = "") -> list[Object]:
         return [item async for item in self.list(resource, namespace, labels)]

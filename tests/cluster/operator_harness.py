@@ -21,7 +21,9 @@ from typing import Any
 
 import pytest
 import yaml
-from pdpool_operator.runtime.api import LEASES, PODS, ApiError, NotFoundError, Resource, connect
+from pdpool_operator.runtime.api_errors import ApiError, NotFoundError
+from pdpool_operator.runtime.api_transport import connect
+from pdpool_operator.runtime.resources import LEASES, PODS, Resource
 
 from tests.cluster.hands import NAMESPACES, POOLS, Admin, Object, eventually
 from tests.cluster.operator_engine import Engine
@@ -111,7 +113,7 @@ class Bench:
         await self.admin.make(CLUSTER_ROLES, {"metadata": owned, "rules": table["cluster"]})
         reference = {"apiGroup": ROLES.group, "kind": "ClusterRole", "name": ns}
         await self.admin.make(CLUSTER_BINDINGS, {"metadata": owned, "roleRef": reference, "subjects": [subject]})
-        token = await self.admin._call(
+        token = await self.admin.call(
             "create",
             ACCOUNTS,
             ACCOUNTS.path(ns, "operator", "token"),
@@ -222,7 +224,7 @@ class Bench:
         await self.pod(name)
         target = {"apiVersion": "v1", "kind": "Node", "name": node}
         body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
-        await self.admin._call("create", PODS, PODS.path(self.namespace, name, "binding"), body=body)
+        await self.admin.call("create", PODS, PODS.path(self.namespace, name, "binding"), body=body)
 
     async def run_pod(self, name: str, *, engine: bool = True, ready: bool = True, but_not: str = "") -> str:
         """Act as the kubelet: run the pod at an address of its own, with a stand-in engine there."""

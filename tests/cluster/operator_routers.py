@@ -10,7 +10,7 @@ import aiohttp
 from pdpool_operator.observe.http import Unanswered
 from pdpool_operator.observe.model import RouterWorker
 from pdpool_operator.observe.routers import RouterClient
-from pdpool_operator.runtime.api import CONFIG_MAPS, PODS, SECRETS
+from pdpool_operator.runtime.resources import CONFIG_MAPS, PODS, SECRETS
 
 from tests.cluster.hands import Object, eventually
 from tests.cluster.operator_harness import Bench

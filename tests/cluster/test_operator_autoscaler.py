@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from pdpool_operator.observe.cluster import SERVICES_PD
-from pdpool_operator.runtime.api import Resource
+from pdpool_operator.runtime.resources import SERVICES_PD, Resource
 
 from dev.cluster.layout import state_at
 from dev.paths import CHECKOUT

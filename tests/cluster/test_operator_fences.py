@@ -4,8 +4,7 @@ import signal
 
 import pytest
 from pdpool_operator.api import names
-from pdpool_operator.observe.cluster import DECODE_POOLS, OPERATIONS
-from pdpool_operator.runtime.api import LEASES, NODES, PODS
+from pdpool_operator.runtime.resources import DECODE_POOLS, LEASES, NODES, OPERATIONS, PODS
 
 from tests.cluster.hands import Object, eventually
 from tests.cluster.operator_harness import ON_CLUSTER, Bench

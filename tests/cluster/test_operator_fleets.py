@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 from pdpool_operator.api.names import ENGINE_HTTP_PORT
-from pdpool_operator.observe.cluster import SERVICES_PD
-from pdpool_operator.runtime.api import DEPLOYMENTS, PODS
+from pdpool_operator.runtime.resources import DEPLOYMENTS, PODS, SERVICES_PD
 
 from tests.cluster.hands import Object, eventually
 from tests.cluster.operator_harness import ADDRESSES, NOBODY, ON_CLUSTER, Bench

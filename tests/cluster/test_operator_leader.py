@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from pdpool_operator.observe.cluster import PREFILL_POOLS
-from pdpool_operator.runtime.api import DISRUPTION_BUDGETS, LEASES, PODS, SERVICES, STATEFUL_SETS
+from pdpool_operator.runtime.resources import DISRUPTION_BUDGETS, LEASES, PODS, PREFILL_POOLS, SERVICES, STATEFUL_SETS
 from pdpool_operator.status.transition import REFRESH
 
 from tests.cluster.hands import POOLS, at_rest, eventually

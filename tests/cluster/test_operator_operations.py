@@ -11,10 +11,10 @@ from click.testing import CliRunner, Result
 from pdpool_kubectl.cli import cli
 from pdpool_operator.api.key_epochs import FIRST_EPOCH
 from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT
-from pdpool_operator.observe.cluster import OPERATIONS
 from pdpool_operator.observe.http import request, session
-from pdpool_operator.runtime.api import PODS, InvalidError
+from pdpool_operator.runtime.api_errors import InvalidError
 from pdpool_operator.runtime.keys import Keys
+from pdpool_operator.runtime.resources import OPERATIONS, PODS
 from pdpool_reference.demo.launch import Child, Children
 
 from tests.cluster.hands import Object, eventually

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
-from pdpool_operator.runtime.api import LEASES, STATEFUL_SETS
+from pdpool_operator.runtime.resources import LEASES, STATEFUL_SETS
 
 from tests.cluster.hands import eventually
 from tests.cluster.operator_harness import ON_CLUSTER, Bench

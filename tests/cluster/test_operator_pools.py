@@ -4,8 +4,16 @@ import asyncio
 import time
 
 import pytest
-from pdpool_operator.observe.cluster import DECODE_POOLS, PREFILL_POOLS
-from pdpool_operator.runtime.api import DISRUPTION_BUDGETS, EVENTS, PODS, SERVICES, STATEFUL_SETS, Resource
+from pdpool_operator.runtime.resources import (
+    DECODE_POOLS,
+    DISRUPTION_BUDGETS,
+    EVENTS,
+    PODS,
+    PREFILL_POOLS,
+    SERVICES,
+    STATEFUL_SETS,
+    Resource,
+)
 
 from tests.cluster.hands import QUOTAS, eventually
 from tests.cluster.operator_harness import NOBODY, ON_CLUSTER, Bench

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pdpool_operator.runtime.api import PODS, InvalidError
+from pdpool_operator.runtime.api_errors import InvalidError
+from pdpool_operator.runtime.resources import PODS
 
 from dev.cluster import bringup
 from dev.cluster.layout import state_at

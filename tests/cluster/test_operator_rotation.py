@@ -3,16 +3,18 @@
 import pytest
 from aiohttp import web
 from pdpool_operator.api.names import Role
-from pdpool_operator.observe.cluster import DECODE_POOLS, PREFILL_POOLS, SERVICES_PD
 from pdpool_operator.observe.http import Unanswered
-from pdpool_operator.runtime.api import (
+from pdpool_operator.runtime.resources import (
     CONFIG_MAPS,
+    DECODE_POOLS,
     DEPLOYMENTS,
     DISRUPTION_BUDGETS,
     EVENTS,
     PODS,
+    PREFILL_POOLS,
     SECRETS,
     SERVICES,
+    SERVICES_PD,
     STATEFUL_SETS,
 )
 

@@ -1,8 +1,7 @@
 """The operator against a real API server: which instances go, what belongs to a pool, and what an update restarts."""
 
 import pytest
-from pdpool_operator.observe.cluster import DECODE_POOLS
-from pdpool_operator.runtime.api import PODS, SERVICES, STATEFUL_SETS
+from pdpool_operator.runtime.resources import DECODE_POOLS, PODS, SERVICES, STATEFUL_SETS
 
 from tests.cluster.hands import eventually
 from tests.cluster.operator_harness import NOBODY, ON_CLUSTER, Bench

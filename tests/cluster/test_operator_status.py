@@ -5,8 +5,15 @@ from typing import Any
 
 import pytest
 from pdpool_operator.api.names import KEYS_SECRET
-from pdpool_operator.observe.cluster import PREFILL_POOLS
-from pdpool_operator.runtime.api import DISRUPTION_BUDGETS, EVENTS, PODS, SERVICES, STATEFUL_SETS, Resource
+from pdpool_operator.runtime.resources import (
+    DISRUPTION_BUDGETS,
+    EVENTS,
+    PODS,
+    PREFILL_POOLS,
+    SERVICES,
+    STATEFUL_SETS,
+    Resource,
+)
 
 from tests.cluster.hands import Object, eventually
 from tests.cluster.operator_harness import ON_CLUSTER, Bench

@@ -13,8 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from pdpool_operator.observe.cluster import PREFILL_POOLS
-from pdpool_operator.runtime.api import LEASES, PODS, STATEFUL_SETS
+from pdpool_operator.runtime.resources import LEASES, PODS, PREFILL_POOLS, STATEFUL_SETS
 
 from tests.cluster.hands import eventually
 from tests.fake_api import Call, FakeApi, Fault

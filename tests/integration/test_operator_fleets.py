@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from pdpool_operator.observe.cluster import SERVICES_PD
-from pdpool_operator.runtime.api import PODS
+from pdpool_operator.runtime.resources import PODS, SERVICES_PD
 
 from tests.cluster.hands import eventually
 from tests.fake_api import FakeApi

@@ -6,8 +6,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from pdpool_operator.observe.cluster import DECODE_POOLS, PREFILL_POOLS, SERVICES_PD
-from pdpool_operator.runtime.api import LEASES, PODS, STATEFUL_SETS, Resource
+from pdpool_operator.runtime.resources import (
+    DECODE_POOLS,
+    LEASES,
+    PODS,
+    PREFILL_POOLS,
+    SERVICES_PD,
+    STATEFUL_SETS,
+    Resource,
+)
 
 from tests.cluster.hands import at_rest
 from tests.fake_api import FakeApi, Object

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from pdpool_operator.observe.cluster import PREFILL_POOLS
+from pdpool_operator.runtime.resources import PREFILL_POOLS
 
 from tests.cluster.hands import eventually
 from tests.fake_api import Call, FakeApi, Fault

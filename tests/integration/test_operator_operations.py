@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from pdpool_operator.api.base import format_time
-from pdpool_operator.observe.cluster import DECODE_POOLS, OPERATIONS
-from pdpool_operator.runtime.api import PODS, STATEFUL_SETS
+from pdpool_operator.runtime.resources import DECODE_POOLS, OPERATIONS, PODS, STATEFUL_SETS
 
 from tests.cluster.hands import eventually
 from tests.fake_api import Call, FakeApi

@@ -10,7 +10,9 @@ from ..api.reasons import Reason
 from ..observe.http import Unanswered
 from ..observe.routers import RouterClient
 from ..plan.model import Fault, Plan, WorkerAction, WorkerChange
-from ..runtime.api import (
+from ..runtime.api import Api
+from ..runtime.api_errors import ApiError, ForbiddenError, InvalidError, NameConflictError
+from ..runtime.resources import (
     CONFIG_MAPS,
     DEPLOYMENTS,
     DISRUPTION_BUDGETS,
@@ -19,11 +21,6 @@ from ..runtime.api import (
     SECRETS,
     SERVICES,
     STATEFUL_SETS,
-    Api,
-    ApiError,
-    ForbiddenError,
-    InvalidError,
-    NameConflictError,
 )
 
 RESOURCES = {

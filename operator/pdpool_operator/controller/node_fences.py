@@ -6,16 +6,19 @@ from datetime import datetime
 
 from ..api import names
 from ..observe import parse
-from ..observe.cluster import OPERATIONS, Reads, parsed_operation
 from ..observe.keys import Key
 from ..observe.model import ObservedNode, ObservedPod
+from ..observe.operations import parsed_operation
 from ..observe.pod_nodes import PodNodes
+from ..observe.reads import Reads
 from ..observe.sampler import Sampler
 from ..plan.model import Whom
 from ..plan.node_fence import FenceFacts, plan_fence
 from ..plan.operation_step import POLL_S
-from ..runtime.api import NODES, PODS, Api, ForbiddenError
+from ..runtime.api import Api
+from ..runtime.api_errors import ForbiddenError
 from ..runtime.manager import Result
+from ..runtime.resources import NODES, OPERATIONS, PODS
 from .fences import Fencer
 from .operations import Operations
 

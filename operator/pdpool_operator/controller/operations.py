@@ -12,15 +12,15 @@ from typing import Any
 
 from ..api.operations import OperationType, PoolOperation
 from ..diagnose.model import Diagnosis
-from ..observe.cluster import OPERATIONS
 from ..observe.model import ObservedPool
 from ..plan.model import Purged
 from ..plan.operation import OperationPlan, Side, plan_operations
 from ..plan.operation_step import Step
-from ..runtime.api import PODS, Api
+from ..runtime.api import Api
 from ..runtime.engines import Engines
 from ..runtime.metrics import Metrics
 from ..runtime.recorder import Recorder
+from ..runtime.resources import OPERATIONS, PODS
 from ..status.serving import serving
 from .served_fields import ServedFields
 

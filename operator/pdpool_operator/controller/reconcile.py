@@ -9,7 +9,6 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any
 
 from ..api.base import SpecInvalid
 from ..api.key_epochs import KeyEpochs
@@ -20,9 +19,10 @@ from ..api.reasons import Reason
 from ..api.services import DisaggregatedService, RepairMode
 from ..build.settings import BuildSettings
 from ..diagnose.model import Diagnosis
-from ..observe.cluster import EVENTS_AFTER, POOL_RESOURCES, SERVICES_PD, Cluster
+from ..observe.cluster import Cluster
 from ..observe.keys import FLEET_PREFIX, Bindings, Key
 from ..observe.model import ObservedFleet, ObservedPool, ObservedRouter, ObservedService
+from ..observe.pod_events import EVENTS_AFTER
 from ..observe.router_outcomes import RouterOutcomes
 from ..observe.routers import RouterClient
 from ..plan.model import Event, Fault, Plan
@@ -30,9 +30,11 @@ from ..plan.pool import plan_pool
 from ..plan.repair_model import RepairPlan
 from ..plan.selection import AT_FAULT
 from ..plan.service import plan_service, worker_events
-from ..runtime.api import Api, ApiError, ConflictError, NotFoundError, Resource
+from ..runtime.api import Api
+from ..runtime.api_errors import ApiError, ConflictError, NotFoundError
 from ..runtime.manager import Result
 from ..runtime.metrics import Metrics
+from ..runtime.resources import POOL_RESOURCES, SERVICES_PD, Object, Resource
 from ..runtime.state_metrics import PoolCounts, Serving
 from ..status.fleet import fleet_status
 from ..status.pool import PoolFacts, pool_status
@@ -46,8 +48,6 @@ from .node_fences import NodeFences
 from .operations import Operations
 from .repairs import Repairer
 from .reporter import Reporter
-
-Object = dict[str, Any]
 
 SERVICE_RESYNC_S = 60.0
 FLEET_AGAIN_S = 10.0

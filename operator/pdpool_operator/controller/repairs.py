@@ -12,15 +12,16 @@ from ..build.pool import pool_spec_hash
 from ..diagnose.evidence import current_connector
 from ..diagnose.model import Diagnosis, Subject, Verdict
 from ..diagnose.outcomes import WINDOW
-from ..observe.cluster import POOL_RESOURCES, Cluster
+from ..observe.cluster import Cluster
 from ..observe.keys import Bindings, Key
 from ..observe.model import ObservedPool
 from ..plan.model import Purged
 from ..plan.purge import PurgeOrder, PurgeProgress, purge_progress
 from ..plan.repair import plan_repair
 from ..plan.repair_model import Health, Patient, RepairPlan, purges_under_way
-from ..runtime.api import PODS, Api
+from ..runtime.api import Api
 from ..runtime.engines import Engines
+from ..runtime.resources import PODS, POOL_RESOURCES
 from ..status.serving import serving
 from .served_fields import ServedFields
 

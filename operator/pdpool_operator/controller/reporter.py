@@ -2,21 +2,19 @@
 
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import Any
 
 from ..api.base import Condition
 from ..api.reasons import ConditionType, Reason
 from ..observe.keys import Key
 from ..plan.model import Event, EventType
-from ..runtime.api import Api, Resource
+from ..runtime.api import Api
 from ..runtime.metrics import Metrics
 from ..runtime.recorder import Recorder
+from ..runtime.resources import Object, Resource
 from ..status.chain import ConditionWriter
 from ..status.summary import refused
 from ..status.transition import REFRESH, Status, should_write, transition_events
 from .served_fields import ServedFields
-
-Object = dict[str, Any]
 
 
 class Reporter:

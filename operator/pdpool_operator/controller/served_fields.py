@@ -6,7 +6,8 @@ from typing import Any
 
 from ..api import served
 from ..api.names import GROUP, VERSION
-from ..runtime.api import Api, ApiError
+from ..runtime.api import Api
+from ..runtime.api_errors import ApiError
 
 log = logging.getLogger(__name__)
 

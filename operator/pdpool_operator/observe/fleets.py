@@ -1,38 +1,28 @@
 """Observes engine pods that something else runs: a service with selectors in place of pools."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any, Protocol
 
 from ..api import names
 from ..api.pools import POOL_KINDS
 from ..api.services import DisaggregatedService
-from ..runtime.api import PODS, Resource
+from ..runtime.resources import PODS, Object
 from .fleet_sides import bindings_of, fleet_side
 from .keys import FLEET_PREFIX
 from .model import ObservedFleet, ObservedPool
+from .reads import Reads, listed
 from .sampler import Sampler
-
-Object = dict[str, Any]
-
-
-class Lists(Protocol):
-    """Lists objects of the API server."""
-
-    def list(self, resource: Resource, namespace: str | None, labels: str = "") -> AsyncIterator[Object]:
-        """Yield all objects that match the selector."""
 
 
 class FleetReads:
     """Lists the pods of fleets, and has them sampled."""
 
-    def __init__(self, api: Lists, sampler: Sampler) -> None:
-        self._api, self._sampler = api, sampler
+    def __init__(self, reads: Reads, sampler: Sampler) -> None:
+        self._reads, self._sampler = reads, sampler
 
     async def observe(self, service: DisaggregatedService) -> ObservedFleet:
         """Return both sides with the newest samples. From now on the sampler samples exactly these pods."""
         namespace, bindings = service.metadata.namespace, bindings_of(service)
-        pods = await asyncio.gather(*(selected_pods(self._api, namespace, one.selector) for one in bindings.values()))
+        pods = await asyncio.gather(*(selected_pods(self._reads, namespace, one.selector) for one in bindings.values()))
         selected = dict(zip(bindings, pods, strict=True))
         sides: list[ObservedPool] = []
         refusals: list[str] = []
@@ -50,6 +40,6 @@ class FleetReads:
             await self._sampler.watch(namespace, f"{FLEET_PREFIX}{service}", role, ())
 
 
-async def selected_pods(api: Lists, namespace: str, selector: dict[str, str] | None) -> list[Object]:
+async def selected_pods(reads: Reads, namespace: str, selector: dict[str, str] | None) -> list[Object]:
     """Return the pods that one side of a service selects."""
-    return [pod async for pod in api.list(PODS, namespace, names.selector_string(selector or {}))]
+    return await listed(reads, PODS, namespace, names.selector_string(selector or {}))

@@ -1,11 +1,12 @@
 """Turns objects as the API server returns them into the types of `observe.model`. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from ..api import names
 from ..api.key_epochs import FIRST_KEYS, KeyEpochs
+from ..runtime.resources import controller_of
 from .model import (
     CRASH_LOOP,
     OUT_OF_SERVICE,
@@ -20,7 +21,6 @@ from .model import (
 
 Object = Mapping[str, Any]
 
-MAX_WARNINGS = 5
 MAX_LAST_WORDS = 256
 
 
@@ -36,17 +36,13 @@ def moment(text: str | None) -> datetime | None:
 
 def controller_uid(obj: Object) -> str:
     """Return the UID of the controlling owner reference, or an empty text."""
-    return str(_controller(obj).get("uid", ""))
+    return str(controller_of(obj).get("uid", ""))
 
 
 def controller(obj: Object) -> str:
     """Return the controlling owner as `kind/name`, or an empty text."""
-    owner = _controller(obj)
+    owner = controller_of(obj)
     return f"{owner['kind']}/{owner['name']}" if owner else ""
-
-
-def _controller(obj: Object) -> Object:
-    return next((owner for owner in obj["metadata"].get("ownerReferences") or () if owner.get("controller")), {})
 
 
 def annotation(obj: Object, key: str) -> str:
@@ -64,26 +60,13 @@ def labels_of(obj: Object) -> Mapping[str, str]:
     return dict(obj["metadata"].get("labels") or {})
 
 
-def occupied(pod: Object, wanted: Mapping[str, str]) -> str:
-    """Return why a StatefulSet whose selector is `wanted` cannot use a pod that has the name of its own."""
-    name, found = pod["metadata"]["name"], labels_of(pod)
-    wrong = [
-        f"its label {key} is {f'{found[key]!r}' if key in found else 'missing'} (must be {value!r})"
-        for key, value in wanted.items()
-        if found.get(key) != value
-    ]
-    if wrong:
-        return f"pod {name} occupies the name, but {', '.join(wrong)}; restore the label or delete the pod"
-    return f"pod {name} occupies the name and belongs to {controller(pod) or 'no controller'}; delete the pod"
-
-
 def condition(obj: Object, type_: str) -> Mapping[str, Any]:
     """Return a condition of the status, or an empty dict."""
     conditions = (obj.get("status") or {}).get("conditions") or ()
     return next((c for c in conditions if c.get("type") == type_), {})
 
 
-def observed_pod(pod: Object, warnings: tuple[str, ...] = ()) -> ObservedPod:
+def observed_pod(pod: Object) -> ObservedPod:
     """Parse a pod."""
     meta, status, spec = pod["metadata"], pod.get("status") or {}, pod.get("spec") or {}
     containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
@@ -112,7 +95,6 @@ def observed_pod(pod: Object, warnings: tuple[str, ...] = ()) -> ObservedPod:
         waiting_message=waiting.get("message", ""),
         last_end=_last_end(waits),
         unschedulable=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
-        warnings=warnings,
     )
 
 
@@ -289,17 +271,6 @@ def _joined(one: Object, other: Object) -> Object:
     return {**one, **other, **{name: _joined(one[name], other[name]) for name in one.keys() & other.keys()}}
 
 
-def applied_keys(service: Object) -> ObservedObject | None:
-    """Return the Secret with the keys as it was applied before this Service of a pool or router.
-
-    The Service's annotation records it. Return None without that annotation.
-    """
-    applied = annotation(service, names.ANNOTATION_KEYS_HASH)
-    if not applied:
-        return None
-    return ObservedObject("Secret", names.KEYS_SECRET, uid="", controller_uid="", build_hash=applied)
-
-
 def observed_deployment(obj: Object, labels: Mapping[str, str]) -> ObservedDeployment:
     """Parse the router's Deployment. `labels` are those that we give it."""
     meta, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
@@ -321,22 +292,3 @@ def observed_deployment(obj: Object, labels: Mapping[str, str]) -> ObservedDeplo
         labels=labels_of(obj),
         labelled=names.has_labels(obj, labels),
     )
-
-
-def warnings(events: Iterable[Object], reason: str | None = None) -> tuple[str, ...]:
-    """Return messages of Warning events (with this reason, if given): newest first, each once, at most MAX_WARNINGS."""
-    told = [e for e in events if e.get("type") == "Warning" and (reason is None or e.get("reason") == reason)]
-    told.sort(key=_last_seen, reverse=True)
-    notes = dict.fromkeys(str(event.get("note", "")) for event in told)
-    return tuple(notes)[:MAX_WARNINGS]
-
-
-def _last_seen(event: Object) -> datetime:
-    series = event.get("series") or {}
-    stamps = (
-        series.get("lastObservedTime"),
-        event.get("deprecatedLastTimestamp"),
-        event.get("eventTime"),
-        event["metadata"].get("creationTimestamp"),
-    )
-    return next((at for stamp in stamps if (at := moment(stamp))), datetime.fromtimestamp(0, UTC))

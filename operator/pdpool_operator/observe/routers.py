@@ -13,7 +13,7 @@ import aiohttp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..api.names import Role, router_url
-from ..runtime.api import within_budget
+from ..runtime.write_budget import within_budget
 from .http import Unanswered, invalid, request
 from .model import RouterWorker
 

@@ -6,7 +6,8 @@ objects without our labels, and all objects while a watch is down for longer.
 
 from collections.abc import AsyncIterator, Callable, Collection
 
-from .api import Api, Object, Resource
+from .api import Api
+from .resources import Object, Resource
 from .store import Store
 from .watch_feeds import NOTICED_S
 

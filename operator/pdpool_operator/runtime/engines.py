@@ -10,8 +10,8 @@ import aiohttp
 from ..api.names import admin_url
 from ..observe.http import Unanswered, request
 from ..plan.model import ContainerEnded, Fence, NodeOff, Purge, Purged
-from .api import within_budget
 from .keys import Keys
+from .write_budget import within_budget
 
 TIMEOUT_S = 3.0
 

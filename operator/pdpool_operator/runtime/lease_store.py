@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .api import LEASES, Api, ApiError, ConflictError
+from .api import Api
+from .api_errors import ApiError, ConflictError
 from .lease import LeaseConflictError, LeaseUnavailableError
+from .resources import LEASES
 
 CALL_TIMEOUT_S = 3.0
 """Deadline of one call. It is short enough that a renewal can be repeated before the leader must stop."""

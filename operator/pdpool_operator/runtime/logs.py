@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from .api import UnavailableError
+from .api_errors import UnavailableError
 
 FIELDS = ("kind", "namespace", "object", "reason")
 """Fields that callers pass with `extra=`."""

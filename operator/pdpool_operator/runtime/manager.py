@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from .api import ApiError, ConflictError, NotFoundError, NotLeaderError
+from .api_errors import ApiError, ConflictError, NotFoundError
 from .metrics import Metrics
 from .object_key import ObjectKey
 from .queue import WorkQueue
+from .write_budget import NotLeaderError
 
 RECONCILE_TIMEOUT_S = 60.0
 

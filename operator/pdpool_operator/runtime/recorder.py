@@ -12,7 +12,10 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
-from .api import EVENTS, Api, ApiError, ConflictError, NotFoundError, NotLeaderError, Resource
+from .api import Api
+from .api_errors import ApiError, ConflictError, NotFoundError
+from .resources import EVENTS, Resource
+from .write_budget import NotLeaderError
 
 NOTE_LIMIT = 1024
 """Bytes of `note` that events.k8s.io/v1 accepts."""

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
 from ..api.names import has_labels
-from .api import Object, Resource
+from .resources import Object, Resource
 
 DELETED_LIMIT = 4096
 """UIDs of deleted objects that are remembered. A late answer to a write must not bring one of them back."""

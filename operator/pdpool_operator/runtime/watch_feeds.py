@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
-from .api import Api, ApiError, GoneError, Object, Resource, UnavailableError
+from .api import Api
+from .api_errors import ApiError, GoneError, UnavailableError
+from .resources import Object, Resource
 
 PACE_S = 0.5
 BACKOFF_FIRST_S = 0.5

@@ -15,8 +15,7 @@ from pdpool_kubectl.cli import cli
 from pdpool_kubectl.recording import FORMAT, Answers, Look, load
 from pdpool_operator.api import names
 from pdpool_operator.api.names import Role
-from pdpool_operator.observe.cluster import DECODE_POOLS, PREFILL_POOLS, SERVICES_PD
-from pdpool_operator.runtime.api import PODS, STATEFUL_SETS
+from pdpool_operator.runtime.resources import DECODE_POOLS, PODS, PREFILL_POOLS, SERVICES_PD, STATEFUL_SETS
 
 from tests.fake_api import Call, FakeApi
 from tests.serving import serving

@@ -9,8 +9,7 @@ import pytest
 from aiohttp import web
 from pdpool_kubectl.quantity import amount
 from pdpool_operator.api import names
-from pdpool_operator.observe.cluster import DECODE_POOLS
-from pdpool_operator.runtime.api import CONFIG_MAPS, LEASES, PODS
+from pdpool_operator.runtime.resources import CONFIG_MAPS, DECODE_POOLS, LEASES, PODS
 
 from tests.fake_api import NODES, Call, FakeApi
 

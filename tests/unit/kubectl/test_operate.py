@@ -6,8 +6,7 @@ from functools import partial
 import pytest
 from aiohttp import web
 from pdpool_kubectl.operate import follow
-from pdpool_operator.observe.cluster import OPERATIONS
-from pdpool_operator.runtime.api import Resource
+from pdpool_operator.runtime.resources import OPERATIONS, Resource
 
 from tests.fake_api import Call, FakeApi, Object
 

@@ -12,8 +12,7 @@ from pdpool_operator.api.pools import DecodePool
 from pdpool_operator.build.common import pod_security_context
 from pdpool_operator.build.pool import instance_stateful_set
 from pdpool_operator.build.settings import BuildSettings
-from pdpool_operator.observe.cluster import DECODE_POOLS, OPERATIONS, SERVICES_PD
-from pdpool_operator.runtime.api import PODS, STATEFUL_SETS
+from pdpool_operator.runtime.resources import DECODE_POOLS, OPERATIONS, PODS, SERVICES_PD, STATEFUL_SETS
 
 from tests.fake_api import Call, FakeApi, Object
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 from aiohttp import web
-from pdpool_operator.runtime.api import PODS
+from pdpool_operator.runtime.resources import PODS
 
 from tests.fake_api import Call, FakeApi
 

@@ -17,12 +17,12 @@ from pdpool_kubectl.recording import Look, dump
 from pdpool_kubectl.replay import Change, replay
 from pdpool_operator.api.services import DisaggregatedService
 from pdpool_operator.controller.judge import Judge
-from pdpool_operator.observe.cluster import SERVICES_PD
 from pdpool_operator.observe.fleets import FleetReads
 from pdpool_operator.observe.http import session
 from pdpool_operator.observe.keys import Bindings, Key
 from pdpool_operator.observe.sampler import ANSWER_BYTES, Sampler
-from pdpool_operator.runtime.api import PODS, Api
+from pdpool_operator.runtime.api import Api
+from pdpool_operator.runtime.resources import PODS, SERVICES_PD
 
 from tests.fake_api import Call, FakeApi
 from tests.serving import pod_address

@@ -15,7 +15,7 @@ from pdpool_operator.controller.reporter import Reporter
 from pdpool_operator.observe.keys import Bindings, Key
 from pdpool_operator.plan.fences import Fencing
 from pdpool_operator.plan.repair_model import RepairPlan
-from pdpool_operator.runtime.api import ApiError, ConflictError, UnavailableError
+from pdpool_operator.runtime.api_errors import ApiError, ConflictError, UnavailableError
 
 from tests.unit.operator.plan.makers import POOL_UID, SETTINGS, T0, make_instance, make_observed, make_pool
 

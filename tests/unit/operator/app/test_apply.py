@@ -9,7 +9,7 @@ from pdpool_operator.api.reasons import Reason
 from pdpool_operator.controller.apply import carry_out
 from pdpool_operator.observe.http import Unanswered
 from pdpool_operator.plan.model import Adopt, Delete, Patch, Plan, WorkerAction, WorkerChange
-from pdpool_operator.runtime.api import ForbiddenError, InvalidError, NameConflictError, UnavailableError
+from pdpool_operator.runtime.api_errors import ForbiddenError, InvalidError, NameConflictError, UnavailableError
 
 
 def obj(kind: str, name: str) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from pdpool_operator.observe.lives import Lives
 from pdpool_operator.observe.model import HoldSample
 from pdpool_operator.observe.pod_nodes import PodNodes
 from pdpool_operator.plan.fences import Fencing
-from pdpool_operator.runtime.api import NotLeaderError
 from pdpool_operator.runtime.engines import Engines
 from pdpool_operator.runtime.keys import Keys
+from pdpool_operator.runtime.write_budget import NotLeaderError
 
 from tests.serving import pod_address
 from tests.unit.operator.plan.makers import T0, make_instance, make_observed, make_pool, make_sample, seconds

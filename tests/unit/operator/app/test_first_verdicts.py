@@ -9,7 +9,7 @@ from pdpool_operator.controller.apply import Outcome
 from pdpool_operator.controller.reconcile import FIRST_VERDICTS_AGAIN_S, Controller
 from pdpool_operator.observe.keys import Key
 from pdpool_operator.plan.model import Plan
-from pdpool_operator.runtime.api import ApiError
+from pdpool_operator.runtime.api_errors import ApiError
 
 KEY = Key("DisaggregatedService", "llm", "chat")
 STUCK = {

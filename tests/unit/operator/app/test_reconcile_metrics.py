@@ -1,7 +1,7 @@
 """A reconcile shows the state of its object in the metrics."""
 
 import pytest
-from pdpool_operator.runtime.api import ApiError
+from pdpool_operator.runtime.api_errors import ApiError
 from prometheus_client import generate_latest
 
 from .test_api_failures import World, webhook_down

@@ -10,9 +10,9 @@ from pdpool_operator.api import served
 from pdpool_operator.api.pools import PoolStatus
 from pdpool_operator.controller.reporter import Reporter
 from pdpool_operator.controller.served_fields import ServedFields
-from pdpool_operator.observe.cluster import PREFILL_POOLS
 from pdpool_operator.observe.keys import Key
-from pdpool_operator.runtime.api import UnavailableError
+from pdpool_operator.runtime.api_errors import UnavailableError
+from pdpool_operator.runtime.resources import PREFILL_POOLS
 
 KIND = "PrefillPool"
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

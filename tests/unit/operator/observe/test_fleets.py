@@ -50,7 +50,9 @@ class Pods:
     def __init__(self, *pods: dict[str, Any]) -> None:
         self.pods = pods
 
-    async def list(self, _resource: object, _namespace: str | None, labels: str = "") -> AsyncIterator[dict[str, Any]]:
+    async def list(
+        self, _resource: object, _namespace: str | None, labels: str = "", *_: str, **_options: bool
+    ) -> AsyncIterator[dict[str, Any]]:
         wanted = dict(part.split("=") for part in labels.split(","))
         for one in self.pods:
             if wanted.items() <= one["metadata"]["labels"].items():

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 from pdpool_operator.observe import parse
+from pdpool_operator.observe.pod_events import MAX_WARNINGS, warnings
 
 META = {"name": "chat-prefill-0-0", "uid": "u1", "creationTimestamp": "2026-01-02T03:04:05Z"}
 
@@ -123,9 +124,9 @@ def test_warnings_come_newest_first_each_once_whoever_wrote_them():
         event("never"),
         {"type": "Normal", "reason": "Pulled", "note": "fine", "metadata": {}},
     ]
-    assert parse.warnings(events) == ("newest", "middle", "old", "never")
-    assert parse.warnings(events, "FailedCreate") == ()
-    assert len(parse.warnings([event(str(i)) for i in range(9)])) == parse.MAX_WARNINGS
+    assert warnings(events) == ("newest", "middle", "old", "never")
+    assert warnings(events, "FailedCreate") == ()
+    assert len(warnings([event(str(i)) for i in range(9)])) == MAX_WARNINGS
 
 
 def test_a_deployment_is_read_with_its_defaults():

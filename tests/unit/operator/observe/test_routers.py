@@ -8,7 +8,7 @@ from pdpool_operator.api.names import ROUTER_HTTP_PORT, Role
 from pdpool_operator.observe import routers
 from pdpool_operator.observe.http import Unanswered, session
 from pdpool_operator.observe.routers import RouterClient, parse_workers
-from pdpool_operator.runtime.api import NotLeaderError
+from pdpool_operator.runtime.write_budget import NotLeaderError
 
 from tests.serving import pod_address
 

@@ -8,12 +8,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
-from pdpool_operator.runtime.api import (
-    PODS,
-    REQUEST_TIMEOUT_S,
-    SECRETS,
-    STATEFUL_SETS,
-    Api,
+from pdpool_operator.runtime.api import REQUEST_TIMEOUT_S, Api
+from pdpool_operator.runtime.api_errors import (
     ApiError,
     ConflictError,
     ForbiddenError,
@@ -21,10 +17,10 @@ from pdpool_operator.runtime.api import (
     InvalidError,
     NameConflictError,
     NotFoundError,
-    NotLeaderError,
-    Resource,
     UnavailableError,
 )
+from pdpool_operator.runtime.resources import PODS, SECRETS, STATEFUL_SETS, Resource
+from pdpool_operator.runtime.write_budget import NotLeaderError
 
 from tests.serving import serving
 

@@ -12,13 +12,14 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from pdpool_operator.observe.keys import Key
 from pdpool_operator.runtime import health, logs, manager
-from pdpool_operator.runtime.api import PODS, ConflictError, ForbiddenError, NotFoundError, UnavailableError
+from pdpool_operator.runtime.api_errors import ConflictError, ForbiddenError, NotFoundError, UnavailableError
 from pdpool_operator.runtime.config import ConfigInvalidError, load
 from pdpool_operator.runtime.health import BLIND_LIMIT_S, BLIND_SHOWN_S
 from pdpool_operator.runtime.manager import Result, work
 from pdpool_operator.runtime.metrics import HoldReading, Metrics, QueueReading
 from pdpool_operator.runtime.queue import BACKOFF_FIRST_S, WorkQueue
 from pdpool_operator.runtime.recorder import NOTE_LIMIT, Recorder
+from pdpool_operator.runtime.resources import PODS
 
 READING = QueueReading(("llm", "chat", "prefill", "0", "0", "prefill_bootstrap"), 3, None, 17)
 HELD = HoldReading(("llm", "chat", "prefill", "0", "1"), 4096, 7.5)

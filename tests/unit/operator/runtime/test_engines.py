@@ -9,9 +9,9 @@ from pdpool_connector.transport.tokens import TokenVerifier
 from pdpool_operator.api.names import ADMIN_PORT
 from pdpool_operator.observe.http import session
 from pdpool_operator.plan.model import Purge
-from pdpool_operator.runtime.api import NotLeaderError
 from pdpool_operator.runtime.engines import Engines
 from pdpool_operator.runtime.keys import Keys
+from pdpool_operator.runtime.write_budget import NotLeaderError
 
 from tests.serving import pod_address
 

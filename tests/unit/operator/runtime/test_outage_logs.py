@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from pdpool_operator.runtime.api import InvalidError, UnavailableError
+from pdpool_operator.runtime.api_errors import InvalidError, UnavailableError
 from pdpool_operator.runtime.logs import OUTAGE_REMINDER_S, OutageFilter
 
 DOWN = UnavailableError(0, "ClientError", "connection refused", "list /api/v1/pods")

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from pdpool_operator.runtime.api import CONFIG_MAPS, EVENTS, PODS, Resource
 from pdpool_operator.runtime.cached_reads import TRUSTED_S, CachedReads
+from pdpool_operator.runtime.resources import CONFIG_MAPS, EVENTS, PODS, Resource
 from pdpool_operator.runtime.store import Store
 
 POOLS = Resource("pdpool.dev", "v1alpha1", "prefillpools", "PrefillPool")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
-from pdpool_operator.observe.cluster import PREFILL_POOLS
-from pdpool_operator.runtime.api import PODS, Api
+from pdpool_operator.runtime.api import Api
+from pdpool_operator.runtime.resources import PODS, PREFILL_POOLS
 from pdpool_operator.runtime.store import Store
 from pdpool_operator.runtime.watch_feeds import BACKOFF_LIMIT_S, GONE_LINE, PACE_S, WatchFeeds
 

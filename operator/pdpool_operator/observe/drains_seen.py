@@ -1,0 +1,41 @@
+"""Remembers when this process first saw each drain: samples are stamped by the same clock, drains by another's."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+
+from .model import ObservedInstance, ObservedPool
+
+PoolKey = tuple[str, str, str]
+"""Namespace, name and role of a pool."""
+
+
+class DrainsSeen:
+    """The drains of each pool. Only the pool's own reconcile notes them."""
+
+    def __init__(self) -> None:
+        self._drains: dict[PoolKey, dict[str, tuple[datetime, datetime]]] = {}
+        """By pool, then by UID of the StatefulSet: start of the drain, and when it was first seen."""
+
+    def note(self, observed: ObservedPool, now: datetime) -> ObservedPool:
+        """Return the pool with the time at which each of its drains was first seen. Drains that ended are forgotten."""
+        meta = observed.pool.metadata
+        key = meta.namespace, meta.name, str(observed.pool.role)
+        drains = self._drains[key] = _first_seen(observed.instances, self._drains.get(key, {}), now)
+        seen = {uid: at for uid, (_, at) in drains.items()}
+        return replace(observed, instances=tuple(replace(i, drain_seen=seen.get(i.uid)) for i in observed.instances))
+
+    def forget(self, key: PoolKey) -> None:
+        """Forget a pool that was deleted."""
+        self._drains.pop(key, None)
+
+
+def _first_seen(
+    instances: Iterable[ObservedInstance], before: Mapping[str, tuple[datetime, datetime]], now: datetime
+) -> dict[str, tuple[datetime, datetime]]:
+    drains: dict[str, tuple[datetime, datetime]] = {}
+    for instance in instances:
+        if (started := instance.drain_started) is not None:
+            known = before.get(instance.uid)
+            drains[instance.uid] = known if known is not None and known[0] == started else (started, now)
+    return drains
