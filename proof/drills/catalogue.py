@@ -193,6 +193,8 @@ DRILLS: Final = (
             + FALLEN
             + FENCED
             + ROUTERS
+            + _failing("ppool")
+            + _failing("dpool")
             + (
                 r"\w+ (Ready=False|Reconciling=True|RouterReady=False) (NodeNotReady|PodLingers)",
                 r"event \w+ (NodeNotReady|PodLingers)",

@@ -5,6 +5,8 @@ import os
 import signal
 from typing import Final
 
+from pdpool_operator.api.names import API_VERSION
+
 from dev.cluster.processes import pod_processes
 from dev.shell import wait_for
 from proof.cluster.stage import FIRST, Stage, is_ready, url_of
@@ -16,6 +18,7 @@ API_FROZEN_S: Final = 75.0
 OPERATOR_AWAY_S: Final = 300.0
 NOTICED_S: Final = 150.0
 """Longest time until a failing engine leaves rotation and the alert fires, in seconds."""
+FENCED_S: Final = 60.0
 REPLACED_S: Final = 240.0
 """Longest time until the pods of a lost node run elsewhere, in seconds."""
 
@@ -55,7 +58,7 @@ def kubelet_silent(stage: Stage) -> None:
 
 
 def node_lost(stage: Stage) -> None:
-    """Lose a node: its kubelet stops, its containers are killed, and its Node object is deleted."""
+    """Lose a node: its kubelet stops, its containers are killed, its Node object is deleted. A person then fences it."""
     node = stage.other_node()
     start = stage.stop_kubelet(node)
     for pid in set(pod_processes(node)):
@@ -69,6 +72,7 @@ def node_lost(stage: Stage) -> None:
         return None if len(away) >= stage.pods else f"Ready on other nodes are {', '.join(away)}"
 
     wait_for(f"everything that ran on {node} to be Ready elsewhere", unmet, deadline_s=REPLACED_S)
+    _fence(stage, node)
     start()
 
     def node_ready() -> str | None:
@@ -80,6 +84,22 @@ def node_lost(stage: Stage) -> None:
         return None if found == "True" else f"Ready is {found!r}"
 
     wait_for(f"{node} to be back", node_ready, deadline_s=REPLACED_S)
+
+
+def _fence(stage: Stage, node: str) -> None:
+    """Declare a node off, so that engines release what they hold for its processes."""
+    name, kubectl = f"fence-{node}", stage.stack.kubectl
+    stage.undo.callback(kubectl, "delete", "pooloperation", name, "-n", POOLS, "--ignore-not-found")
+    stage.stack.apply(
+        {
+            "apiVersion": API_VERSION,
+            "kind": "PoolOperation",
+            "metadata": {"name": name},
+            "spec": {"type": "Fence", "node": node},
+        }
+    )
+    done = "--for=jsonpath={.status.phase}=Succeeded"
+    kubectl("wait", "pooloperation", name, "-n", POOLS, done, f"--timeout={FENCED_S:.0f}s", timeout_s=FENCED_S + 10.0)
 
 
 def api_server_frozen(stage: Stage) -> None:
