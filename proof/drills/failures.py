@@ -58,7 +58,7 @@ def kubelet_silent(stage: Stage) -> None:
 
 
 def node_lost(stage: Stage) -> None:
-    """Lose a node: its kubelet stops, its containers are killed, its Node object is deleted. A person then fences it."""
+    """Lose a node: its kubelet stops, its containers are killed, its Node object is deleted. A person fences it."""
     node = stage.other_node()
     start = stage.stop_kubelet(node)
     for pid in set(pod_processes(node)):
