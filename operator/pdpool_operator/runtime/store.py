@@ -8,10 +8,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
 from ..api.names import has_labels
-from .resources import Object, Resource
+from .resources import PODS, Object, Resource
 
 DELETED_LIMIT = 4096
 """UIDs of deleted objects that are remembered. A late answer to a write must not bring one of them back."""
+
+WITHOUT_OWNERS = frozenset({PODS})
+"""Resources of which nobody asks who set which field. `managedFields` are more than half of a pod's memory (63 KB)."""
 
 Place = tuple[str, str]
 """Namespace and name."""
@@ -45,6 +48,8 @@ class Store:
         if meta["uid"] in self._deleted or (known is not None and not _newer(obj, known)):
             return
         space = self._objects.setdefault(resource, {}).setdefault(meta["namespace"], {})
+        if resource in WITHOUT_OWNERS:
+            obj = obj | {"metadata": {field: value for field, value in meta.items() if field != "managedFields"}}
         space[meta["name"]] = obj | {"apiVersion": resource.api_version, "kind": resource.kind}
 
     def drop(self, resource: Resource, namespace: str, name: str, uid: str) -> None:

@@ -146,3 +146,13 @@ class TestCachedReads:
 
     async def test_selector_needs_every_label(self, reads):
         assert await self.listed(reads, "pdpool.dev/pool=another,pdpool.dev/role=prefill") == []
+
+
+def test_pods_are_kept_without_the_owners_of_their_fields(store):
+    body = pod("a", 11)
+    body["metadata"]["managedFields"] = [{"manager": "kubelet"}]
+    store.changed(PODS, "MODIFIED", body)
+    kept = store.get(PODS, "llm", "a")
+    assert "managedFields" not in kept["metadata"]
+    assert kept["metadata"]["resourceVersion"] == "11"
+    assert body["metadata"]["managedFields"], "the body of the watch is not ours to change"
