@@ -19,7 +19,8 @@ from .doctor import doctor_json, doctor_lines, examine
 from .explain import explain_lines
 from .fleet import Fleet, read_fleet
 from .operation_commands import drain, fence, purge, restart
-from .plan import FileInvalidError, objects_of, plan_lines, plan_objects
+from .plan import plan_lines, plan_objects
+from .plan_files import FileInvalidError, objects_of
 from .queues import Reading, queue_lines, queues_json, read_queues
 from .record import record as take_looks
 from .record import unanswered
