@@ -2,14 +2,19 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 from aiohttp import web
+from pdpool_kubectl.fleet import Fleet, PoolView
+from pdpool_kubectl.queues import Place, Queue, Reading, queue_lines
+from pdpool_operator.api.names import Role
+from pdpool_operator.api.pools import PoolStatus
 from pdpool_operator.runtime.resources import PODS
 
 from tests.fake_api import Call, FakeApi
 
-from .conftest import Kubectl, put_stuck, put_watched, put_well
+from .conftest import Kubectl, instance, put_stuck, put_watched, put_well
 
 METRICS = """\
 # TYPE pdpool_leader gauge
@@ -93,7 +98,7 @@ def steady(text: str) -> str:
     return re.sub(r"(?m)(\s|for )(\d+d)(?=$|,)", r"\1AGE", text)
 
 
-def serve_metrics(api: FakeApi, status: int = 200) -> None:
+def serve_metrics(api: FakeApi, status: int = 200, text: str = METRICS) -> None:
     api.put(PODS, "pdpool-system", "pdpool-operator-x", {"metadata": OPERATOR})
 
     async def proxy(_: web.Request, call: Call) -> web.StreamResponse | None:
@@ -101,7 +106,7 @@ def serve_metrics(api: FakeApi, status: int = 200) -> None:
             return None
         if status != 200:
             return web.json_response({"reason": "Forbidden", "message": "pods/proxy is forbidden"}, status=status)
-        return web.Response(text=METRICS)
+        return web.Response(text=text)
 
     api.fault = proxy
 
@@ -197,3 +202,30 @@ async def test_missing_kinds_ask_for_the_chart(api: FakeApi, kubectl: Kubectl) -
     result = await kubectl("status")
     assert result.exit_code == 3
     assert "install the chart first" in result.stderr
+
+
+async def test_metrics_that_are_no_numbers_leave_verdicts(api: FakeApi, kubectl: Kubectl) -> None:
+    put_stuck(api)
+    serve_metrics(api, text=METRICS.replace(" 14.0", " NaN"))
+    result = await kubectl("queues", "-o", "json")
+    told = json.loads(result.stdout)
+    assert (result.exit_code, told["live"]) == (1, False)
+    assert [i["verdict"] for i in told["instances"]] == ["Blocked", "Flowing", "Stuck"]
+
+
+def test_each_queue_is_looked_at_once() -> None:
+    """A fleet of 256 instances has thousands of queues."""
+    looked_at: list[Place] = []
+
+    class Queues(dict[Place, Queue]):
+        def items(self) -> Any:
+            looked_at.extend(self)
+            return super().items()
+
+    status = PoolStatus.model_validate({"instances": [instance("decode", index, "Idle") for index in range(256)]})
+    pool = PoolView("DecodePool", Role.DECODE, "llm", "chat", 1, 256, status)
+    places = [("llm", "chat", "decode", str(n), str(rank), "decode_prealloc") for n in range(256) for rank in range(12)]
+    reading = Reading(Queues(dict.fromkeys(places, Queue(0, None, 1))))
+    lines = list(queue_lines(Fleet((), (pool,)), reading))
+    assert len(lines) == 1 + len(places) == 1 + len(looked_at)
+    assert [line.split()[2] for line in lines[1:13]] == [str(rank) for rank in range(12)]
