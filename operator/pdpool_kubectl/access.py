@@ -73,6 +73,11 @@ class Access:
         kubeconfig = f" --kubeconfig {self.kubeconfig}" if self.kubeconfig else ""
         return f"-n {namespace}{context}{kubeconfig}"
 
+    def nothing(self) -> str:
+        """Return the words for a namespace without services and pools. Its name may be misspelt."""
+        scope = self.scope()
+        return f"no services or pools in {f'the namespace {scope}' if scope else 'any namespace'}"
+
     @asynccontextmanager
     async def api(self) -> AsyncIterator[Api]:
         """Open a client.

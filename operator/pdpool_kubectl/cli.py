@@ -77,7 +77,7 @@ def status(*, access: Access, name: str | None, output: str) -> None:
     NAME is that of a service or pool. Default: all of the namespace.
     """
     fleet = run(access, lambda api: _fleet(api, access, name))
-    print_out(fleet.to_dict() if output == "json" else status_lines(fleet, _now()))
+    print_out(fleet.to_dict() if output == "json" else status_lines(fleet, access, _now()))
     sys.exit(ATTENTION if fleet.needs_attention else 0)
 
 

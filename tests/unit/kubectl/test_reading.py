@@ -2,15 +2,16 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 from pdpool_kubectl.fleet import Fleet, PoolView
 from pdpool_kubectl.queues import Place, Queue, Reading, queue_lines
-from pdpool_operator.api.names import Role
+from pdpool_operator.api.names import API_VERSION, Role
 from pdpool_operator.api.pools import PoolStatus
-from pdpool_operator.runtime.resources import PODS
+from pdpool_operator.runtime.resources import PODS, PREFILL_POOLS, SERVICES_PD, Resource
 
 from tests.fake_api import Call, FakeApi
 
@@ -229,3 +230,49 @@ def test_each_queue_is_looked_at_once() -> None:
     lines = list(queue_lines(Fleet((), (pool,)), reading))
     assert len(lines) == 1 + len(places) == 1 + len(looked_at)
     assert [line.split()[2] for line in lines[1:13]] == [str(rank) for rank in range(12)]
+
+
+@pytest.mark.parametrize("resource", [PREFILL_POOLS, SERVICES_PD])
+async def test_object_without_a_status_needs_attention(api: FakeApi, kubectl: Kubectl, resource: Resource) -> None:
+    """No operator runs, or it has not come to the object yet."""
+    put_well(api)
+    del api.objects[resource]["llm", "chat"]["status"]
+    for command in ("status", "explain", "queues"):
+        result = await kubectl(command)
+        assert (result.exit_code, command) == (1, command)
+    told = json.loads((await kubectl("explain", "-o", "json")).stdout)
+    assert told["needsAttention"] is True
+    assert "the operator has not written a status" in "".join(told["lines"])
+
+
+async def test_empty_namespace_is_named(kubectl: Kubectl) -> None:
+    for command in ("status", "explain"):
+        assert (await kubectl(command, "-n", "lmm")).stdout == "no services or pools in the namespace lmm\n"
+        assert (await kubectl(command, "-A")).stdout == "no services or pools in any namespace\n"
+
+
+@pytest.mark.parametrize(
+    "words", [("drain", "chat-decode-0"), ("record", "FILE"), ("plan", "-f", "FILE"), ("status",), ("queues",)]
+)
+async def test_missing_kinds_are_explained_by_every_command(
+    api: FakeApi, kubectl: Kubectl, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    async def unknown(*_: object) -> web.StreamResponse:
+        return web.json_response({"reason": "NotFound", "message": "404 page not found"}, status=404)
+
+    api.fault = unknown
+    file = tmp_path / "file"
+    file.write_text(json.dumps({"apiVersion": API_VERSION, "kind": "DecodePool", "metadata": {"name": "chat"}}))
+    result = await kubectl(*(str(file) if word == "FILE" else word for word in words))
+    assert result.exit_code == 3
+    assert "install the chart" in result.stderr
+
+
+async def test_api_server_that_is_away_is_exit_code_3_of_doctor(api: FakeApi, kubectl: Kubectl) -> None:
+    async def away(*_: object) -> web.StreamResponse:
+        return web.json_response({"message": "is away"}, status=503)
+
+    api.fault = away
+    result = await kubectl("doctor")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "is away" in result.stderr
