@@ -159,17 +159,19 @@ def doctor(*, access: Access, output: str, operator_namespace: str) -> None:
 
 
 @cli.command(epilog=EXIT_CODES)
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(dir_okay=False, writable=True, path_type=Path))
 @click.option("--seconds", type=click.FloatRange(0, 3600), default=60.0, show_default=True, help="How long to record.")
 @options_of_one_namespace
 def record(*, access: Access, output: str, file: Path, seconds: float) -> None:
     """Record what an operator observes in a namespace into FILE, for `replay`.
 
     It reads pools, services, StatefulSets and pods, and asks engines through the API server's proxy, which needs the
-    right to get pods/proxy. The file holds no pod templates, environment, keys or prompts. Exit code 1: an engine did
-    not answer.
+    right to get pods/proxy. The file holds no pod templates, environment, keys or prompts. Ctrl-C ends the recording
+    early. Exit code 1: an engine did not answer.
     """
     namespace = namespace_of(access)
+    if not file.parent.is_dir():
+        raise click.UsageError(f"{file}: there is no folder {file.parent}")
 
     def progress(text: str) -> None:
         click.echo(text, err=True)
@@ -251,6 +253,8 @@ def replay(*, file: Path, as_test: Path | None, alarms: tuple[str, ...], output:
       2  an argument is wrong
       3  FILE is no recording
     """
+    if as_test is not None and as_test.resolve() == file.resolve():
+        raise click.UsageError(f"--as-test {as_test} is the recording itself: give the module another name")
     try:
         changes = list(run_again(load(file)))
         if as_test is not None:
