@@ -11,6 +11,7 @@ from typing import TextIO
 import click
 from pdpool_operator.diagnose.model import Verdict
 from pdpool_operator.runtime.api import Api
+from pdpool_operator.runtime.api_errors import UnavailableError
 
 from .access import Access
 from .command import ATTENTION, Command, CommandError, namespace_of, options, options_of_one_namespace, print_out, run
@@ -124,11 +125,15 @@ async def _queues(
 ) -> Fleet:
     before: tuple[Reading, float] | None = None
     while True:
-        fleet, reading, at = (
-            await _fleet(api, access, name),
-            await read_queues(api, operator_namespace),
-            time.monotonic(),
-        )
+        try:
+            fleet = await _fleet(api, access, name)
+        except UnavailableError as error:
+            if before is None:
+                raise
+            click.echo(str(error), err=True)
+            await asyncio.sleep(interval_s)
+            continue
+        reading, at = await read_queues(api, operator_namespace), time.monotonic()
         if reading.error:
             click.echo(f"no live lengths: {reading.error}", err=True)
         if output == "json":

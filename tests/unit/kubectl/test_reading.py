@@ -276,3 +276,23 @@ async def test_api_server_that_is_away_is_exit_code_3_of_doctor(api: FakeApi, ku
     result = await kubectl("doctor")
     assert (result.exit_code, result.stdout) == (3, "")
     assert "is away" in result.stderr
+
+
+async def test_watch_goes_on_while_the_api_server_is_away(api: FakeApi, kubectl: Kubectl) -> None:
+    put_stuck(api)
+    looks = 0
+
+    async def away_once(_: web.Request, call: Call) -> web.StreamResponse | None:
+        nonlocal looks
+        looks += call.plural == PREFILL_POOLS.plural
+        if looks == 2:
+            return web.json_response({"message": "is away"}, status=503)
+        if looks > 3:  # ends the watch
+            return web.json_response({"message": "you may not"}, status=403)
+        return None
+
+    api.fault = away_once
+    result = await kubectl("queues", "--watch", "--interval", "0.5")
+    assert result.exit_code == 3
+    assert [result.stdout.count("chat-decode-1"), result.stderr.count("is away")] == [2, 1]
+    assert "you may not" in result.stderr
