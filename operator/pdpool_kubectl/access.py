@@ -6,12 +6,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
 from kubernetes.aio.config import ConfigException, list_kube_config_contexts
 from pdpool_operator.runtime.api import Api
 from pdpool_operator.runtime.api_transport import connect
 
 IN_POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 USER_AGENT = "kubectl-pdpool"
+UNUSABLE = (ConfigException, OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError)
+"""What the client's reader of kubeconfigs raises. It expects that a file has the right shape."""
 
 
 class AccessError(Exception):
@@ -48,13 +51,17 @@ class Access:
         """Return the context: its cluster, user and namespace."""
         try:
             contexts, current = list_kube_config_contexts(self.kubeconfig)  # type: ignore[no-untyped-call]
-        except (ConfigException, OSError) as error:
-            raise AccessError(str(error)) from error
+        except UNUSABLE as error:
+            raise self._unusable(error) from error
         chosen = next((c for c in contexts if c["name"] == self.context), None) if self.context else current
         if chosen is None:
             known = ", ".join(sorted(c["name"] for c in contexts))
             raise AccessError(f"--context {self.context}: the kubeconfig has no such context, but {known}")
         return dict(chosen["context"])
+
+    def _unusable(self, error: Exception) -> AccessError:
+        file = f" {self.kubeconfig}" if self.kubeconfig else ""
+        return AccessError(f"the kubeconfig{file} cannot be used: {' '.join(str(error).split())}")
 
     def _in_pod(self) -> bool:
         chosen = self.kubeconfig or self.context or os.environ.get("KUBECONFIG")
@@ -65,6 +72,11 @@ class Access:
         context = f" --context {self.context}" if self.context else ""
         kubeconfig = f" --kubeconfig {self.kubeconfig}" if self.kubeconfig else ""
         return f"-n {namespace}{context}{kubeconfig}"
+
+    def nothing(self) -> str:
+        """Return the words for a namespace without services and pools. Its name may be misspelt."""
+        scope = self.scope()
+        return f"no services or pools in {f'the namespace {scope}' if scope else 'any namespace'}"
 
     @asynccontextmanager
     async def api(self) -> AsyncIterator[Api]:
@@ -77,8 +89,8 @@ class Access:
             self._chosen()  # its error names the contexts that there are
         try:
             client = await connect(self.kubeconfig, self.context)
-        except (ConfigException, OSError) as error:
-            raise AccessError(str(error)) from error
+        except UNUSABLE as error:
+            raise self._unusable(error) from error
         api = Api(client, user_agent=USER_AGENT)
         try:
             yield api

@@ -11,6 +11,7 @@ from typing import TextIO
 import click
 from pdpool_operator.diagnose.model import Verdict
 from pdpool_operator.runtime.api import Api
+from pdpool_operator.runtime.api_errors import UnavailableError
 
 from .access import Access
 from .command import ATTENTION, Command, CommandError, namespace_of, options, options_of_one_namespace, print_out, run
@@ -19,7 +20,8 @@ from .doctor import doctor_json, doctor_lines, examine
 from .explain import explain_lines
 from .fleet import Fleet, read_fleet
 from .operation_commands import drain, fence, purge, restart
-from .plan import FileInvalidError, objects_of, plan_lines, plan_objects
+from .plan import plan_lines, plan_objects
+from .plan_files import FileInvalidError, objects_of
 from .queues import Reading, queue_lines, queues_json, read_queues
 from .record import record as take_looks
 from .record import unanswered
@@ -76,7 +78,7 @@ def status(*, access: Access, name: str | None, output: str) -> None:
     NAME is that of a service or pool. Default: all of the namespace.
     """
     fleet = run(access, lambda api: _fleet(api, access, name))
-    print_out(fleet.to_dict() if output == "json" else status_lines(fleet, _now()))
+    print_out(fleet.to_dict() if output == "json" else status_lines(fleet, access, _now()))
     sys.exit(ATTENTION if fleet.needs_attention else 0)
 
 
@@ -123,11 +125,15 @@ async def _queues(
 ) -> Fleet:
     before: tuple[Reading, float] | None = None
     while True:
-        fleet, reading, at = (
-            await _fleet(api, access, name),
-            await read_queues(api, operator_namespace),
-            time.monotonic(),
-        )
+        try:
+            fleet = await _fleet(api, access, name)
+        except UnavailableError as error:
+            if before is None:
+                raise
+            click.echo(str(error), err=True)
+            await asyncio.sleep(interval_s)
+            continue
+        reading, at = await read_queues(api, operator_namespace), time.monotonic()
         if reading.error:
             click.echo(f"no live lengths: {reading.error}", err=True)
         if output == "json":
@@ -158,17 +164,19 @@ def doctor(*, access: Access, output: str, operator_namespace: str) -> None:
 
 
 @cli.command(epilog=EXIT_CODES)
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(dir_okay=False, writable=True, path_type=Path))
 @click.option("--seconds", type=click.FloatRange(0, 3600), default=60.0, show_default=True, help="How long to record.")
 @options_of_one_namespace
 def record(*, access: Access, output: str, file: Path, seconds: float) -> None:
     """Record what an operator observes in a namespace into FILE, for `replay`.
 
     It reads pools, services, StatefulSets and pods, and asks engines through the API server's proxy, which needs the
-    right to get pods/proxy. The file holds no pod templates, environment, keys or prompts. Exit code 1: an engine did
-    not answer.
+    right to get pods/proxy. The file holds no pod templates, environment, keys or prompts. Ctrl-C ends the recording
+    early. Exit code 1: an engine did not answer.
     """
     namespace = namespace_of(access)
+    if not file.parent.is_dir():
+        raise click.UsageError(f"{file}: there is no folder {file.parent}")
 
     def progress(text: str) -> None:
         click.echo(text, err=True)
@@ -250,6 +258,8 @@ def replay(*, file: Path, as_test: Path | None, alarms: tuple[str, ...], output:
       2  an argument is wrong
       3  FILE is no recording
     """
+    if as_test is not None and as_test.resolve() == file.resolve():
+        raise click.UsageError(f"--as-test {as_test} is the recording itself: give the module another name")
     try:
         changes = list(run_again(load(file)))
         if as_test is not None:

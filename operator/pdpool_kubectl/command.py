@@ -80,7 +80,12 @@ def run(access: Access, work: Callable[[Api], Awaitable[Result]]) -> Result:
     coroutine: Coroutine[Any, Any, Result] = with_api()
     try:
         return asyncio.run(coroutine)
-    except (AccessError, ApiError, LostError, NotInstalledError, MissingError) as error:
+    except ApiError as error:
+        hint = (
+            "; if the API server does not know pdpool's kinds, install the chart first" if error.status == 404 else ""
+        )
+        raise CommandError(f"{error}{hint}") from error
+    except (AccessError, LostError, NotInstalledError, MissingError) as error:
         raise CommandError(str(error)) from error
 
 

@@ -52,7 +52,11 @@ class Doctor:
     now: datetime
 
     async def run(self) -> tuple[Check, ...]:
-        """Run all checks. One that the API server refuses is unknown."""
+        """Run all checks. One that the API server refuses is unknown.
+
+        Raises:
+            ApiError: the API server does not answer.
+        """
         checks: list[tuple[str, Callable[[], Awaitable[list[Check]]]]] = [
             ("kinds", self._kinds),
             ("rights", self._rights),
@@ -70,6 +74,8 @@ class Doctor:
             except ForbiddenError as error:
                 found.append(Check(name, UNKNOWN, f"you may not see it: {error}"))
             except ApiError as error:
+                if not found and (error.status == 0 or error.status >= 500):
+                    raise
                 found.append(Check(name, UNKNOWN, str(error)))
         return tuple(found)
 
@@ -264,6 +270,7 @@ async def examine(api: Api, access: Access, operator_namespace: str) -> tuple[Ch
 
     Raises:
         AccessError: the kubeconfig cannot be read, or lacks the context.
+        ApiError: the API server does not answer.
     """
     return await Doctor(api, access, access.scope(), operator_namespace, datetime.now(UTC)).run()
 

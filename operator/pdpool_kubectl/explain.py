@@ -8,7 +8,7 @@ from pdpool_operator.api.condition_docs import REASONS
 from pdpool_operator.plan.selection import AT_FAULT
 
 from .access import Access
-from .fleet import Fleet, PoolView, ServiceView, View, attention
+from .fleet import Fleet, PoolView, ServiceView, View, attention, needs_attention
 from .status import at_fault, outdated, unsaid
 from .text import age
 
@@ -19,7 +19,7 @@ MEANING = {str(reason): text for reasons in REASONS.values() for reason, text in
 def explain_lines(fleet: Fleet, access: Access, now: datetime) -> Iterator[str]:
     """Yield the text of `explain`."""
     if not fleet.services and not fleet.pools:
-        yield "no services or pools"
+        yield access.nothing()
     for service in fleet.services:
         # The pools come first: a service repeats what its pools say.
         yield from _group((*service.pools, service), access, now)
@@ -31,8 +31,9 @@ def _group(views: tuple[View, ...], access: Access, now: datetime) -> Iterator[s
     """Explain objects that work together. The last one names the group."""
     head = views[-1]
     findings = [line for view in views for line in _view(view, now)]
-    verdict = f"{_title(head)}: {'needs attention' if findings else 'nothing to explain'}"
-    yield verdict if findings else f"{verdict}, {_well(head)}"
+    needy = any(map(needs_attention, views))
+    calm = "needs no attention" if findings else f"nothing to explain, {_well(head)}"
+    yield f"{_title(head)}: {'needs attention' if needy else calm}"
     told: set[str] = set()
     for line in findings:
         if line not in told:
@@ -45,7 +46,7 @@ def _group(views: tuple[View, ...], access: Access, now: datetime) -> Iterator[s
     watched = [one for view in views if isinstance(view, ServiceView) for one in view.status.instances]
     guilty = [one for one in watched if one.verdict in AT_FAULT]
     yield from (f"=> {one.role} pod {one.pod} is at fault ({one.verdict})." for one in guilty)
-    if findings:
+    if needy:
         flags = access.flags(head.namespace)
         yield "next:"
         yield from (f"  kubectl logs {flags} {pod} -c engine --tail=100" for *_, pod in culprits if pod)

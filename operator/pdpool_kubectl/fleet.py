@@ -55,7 +55,7 @@ class PoolView:
             "name": self.name,
             "generation": self.generation,
             "replicas": self.wanted,
-            "needsAttention": bool(attention(self)),
+            "needsAttention": needs_attention(self),
             "status": self.status.to_dict(),
         }
 
@@ -78,7 +78,7 @@ class ServiceView:
             "namespace": self.namespace,
             "name": self.name,
             "generation": self.generation,
-            "needsAttention": bool(attention(self)),
+            "needsAttention": needs_attention(self),
             "status": self.status.to_dict(),
             "pools": [pool.to_dict() for pool in self.pools],
         }
@@ -104,7 +104,7 @@ class Fleet:
     @property
     def needs_attention(self) -> bool:
         """Whether a person should look at one of them."""
-        return any(attention(view) for view in self.views())
+        return any(map(needs_attention, self.views()))
 
     def named(self, name: str) -> "Fleet":
         """Return only the services and pools of this name.
@@ -126,6 +126,11 @@ class Fleet:
             "services": [service.to_dict() for service in self.services],
             "pools": [pool.to_dict() for pool in self.pools],
         }
+
+
+def needs_attention(view: View) -> bool:
+    """Whether a person should look: a condition calls for it, or there is no status, as while no operator runs."""
+    return bool(attention(view)) or not view.status.conditions
 
 
 def attention(view: View) -> tuple[Condition, ...]:

@@ -76,15 +76,19 @@ async def create(api: Api, namespace: str, type_: OperationType, target: str, ol
     """Create an operation, under a name of its own. `older_than_s` is for a purge.
 
     Raises:
-        ApiError: the API server refuses, or does not answer.
+        ApiError: the API server refuses.
+        LostError: it does not answer. The operation may exist.
     """
-    name = f"{type_.lower()}-{target[:MAX_TARGET]}-{secrets.token_hex(3)}"
+    name = f"{type_.lower()}-{target[:MAX_TARGET].rstrip('-.')}-{secrets.token_hex(3)}"
     meta = {"name": name, "namespace": namespace}
     spec: dict[str, Any] = {"type": str(type_), "node" if type_ is OperationType.FENCE else "instance": target}
     if older_than_s is not None:
         spec["olderThanSeconds"] = older_than_s
     kind = {"apiVersion": OPERATIONS.api_version, "kind": OPERATIONS.kind}
-    return Seen.of(await api.create(OPERATIONS, {**kind, "metadata": meta, "spec": spec}))
+    try:
+        return Seen.of(await api.create(OPERATIONS, {**kind, "metadata": meta, "spec": spec}))
+    except UnavailableError as error:
+        raise LostError(f"{error}; the operation may exist: kubectl get poolop {name} -n {namespace}") from error
 
 
 async def follow(

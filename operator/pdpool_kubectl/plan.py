@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-import yaml
 from pdpool_operator.api import names
 from pdpool_operator.api.base import SpecInvalid
 from pdpool_operator.api.key_epochs import FIRST_KEYS, KeyEpochs
@@ -52,10 +51,6 @@ NOT_ALLOWED = " cannot "
 UNSAVED_UID = "not-created"
 
 
-class FileInvalidError(ValueError):
-    """The file is not YAML, or holds something else than objects."""
-
-
 @dataclass(frozen=True, slots=True)
 class ObjectPlan:
     """What would happen to one object and its instances."""
@@ -84,30 +79,6 @@ class ObjectPlan:
             "notes": list(self.notes),
             "known": not self.unknown,
         }
-
-
-def objects_of(text: str, namespace: str) -> list[Object]:
-    """Return the pools and services of YAML or JSON documents, with a namespace each.
-
-    Raises:
-        FileInvalidError: the text cannot be read, or has an object of another kind.
-    """
-    try:
-        documents = [one for one in yaml.safe_load_all(text) if one is not None]
-    except yaml.YAMLError as error:
-        raise FileInvalidError(f"not YAML: {error}") from error
-    found = []
-    for one in documents:
-        meta = one.get("metadata") if isinstance(one, dict) else None
-        if not isinstance(meta, dict) or not isinstance(meta.get("name"), str):
-            raise FileInvalidError("each document must be an object with kind and metadata.name")
-        if one.get("kind") not in KINDS or one.get("apiVersion") != names.API_VERSION:
-            known = ", ".join(KINDS)
-            raise FileInvalidError(f"{one.get('kind')} {meta['name']}: the kind must be one of {known}")
-        found.append(one | {"metadata": meta | {"namespace": meta.get("namespace") or namespace}})
-    if not found:
-        raise FileInvalidError("the file holds no objects")
-    return found
 
 
 async def plan_objects(api: Api, bodies: list[Object], now: datetime) -> list[ObjectPlan]:

@@ -53,12 +53,12 @@ async def read_queues(api: Api, operator_namespace: str) -> Reading:
         path = f"{PODS.path(operator_namespace)}/{pod}:{METRICS_PORT}/proxy/metrics"
         try:
             samples = _samples(await api.text(PODS, path))
-        except (ApiError, ValueError) as error:
+            if samples.get("pdpool_leader") == {(): 1.0}:
+                return Reading(_queues(samples))
+        except (ApiError, ValueError, OverflowError) as error:
             errors.append(str(error))
-            continue
-        if samples.get("pdpool_leader") == {(): 1.0}:
-            return Reading(_queues(samples))
-        errors.append(f"{pod} does not lead")
+        else:
+            errors.append(f"{pod} does not lead")
     return Reading({}, "; ".join(errors) or f"no pod of the operator runs in the namespace {operator_namespace}")
 
 
@@ -109,11 +109,19 @@ def _shown(fleet: Fleet) -> Iterator[_Shown]:
                 yield _Shown(where, pod.pod, pod.pod, pod.verdict)
 
 
+def _by_instance(reading: Reading) -> dict[tuple[str, ...], list[tuple[Place, Queue]]]:
+    """Return the queues of each instance, by rank and name. The numbers of ranks are in text: rank 10 comes last."""
+    found: dict[tuple[str, ...], list[tuple[Place, Queue]]] = {}
+    for place, queue in sorted(reading.queues.items(), key=lambda one: (len(one[0][4]), one[0][4:])):
+        found.setdefault(place[:4], []).append((place, queue))
+    return found
+
+
 def queue_lines(fleet: Fleet, reading: Reading, before: Reading | None = None, passed_s: float = 0.0) -> Iterator[str]:
     """Yield the table. With an earlier reading, the column MOVED/S shows the rate since then."""
     rows = []
+    queues = _by_instance(reading)
     for one in _shown(fleet):
-        mine = {place: queue for place, queue in sorted(reading.queues.items()) if place[:4] == one.where}
         rows += [
             (
                 one.where[0],
@@ -125,7 +133,7 @@ def queue_lines(fleet: Fleet, reading: Reading, before: Reading | None = None, p
                 _rate(queue, before.queues.get(place) if before else None, passed_s),
                 one.verdict,
             )
-            for place, queue in mine.items()
+            for place, queue in queues.get(one.where, ())
         ] or [(one.where[0], one.name, "-", "-", "?", "?", "?", one.verdict)]
     if not rows:
         yield "no instances"
@@ -145,6 +153,7 @@ def queues_json(fleet: Fleet, reading: Reading) -> dict[str, Any]:
 
     `instance` is the index in a pool, or the name of a pod that something else runs.
     """
+    queues = _by_instance(reading)
     return {
         "live": not reading.error,
         "error": reading.error,
@@ -163,8 +172,7 @@ def queues_json(fleet: Fleet, reading: Reading) -> dict[str, Any]:
                         "oldestSeconds": queue.oldest_s,
                         "movedTotal": queue.moved_total,
                     }
-                    for place, queue in sorted(reading.queues.items())
-                    if place[:4] == one.where
+                    for place, queue in queues.get(one.where, ())
                 ],
             }
             for one in _shown(fleet)

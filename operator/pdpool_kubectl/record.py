@@ -1,7 +1,8 @@
 """`record`: reads what an operator reads, for some seconds, through the API server."""
 
 import asyncio
-from collections.abc import Callable
+import itertools
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 
 from pdpool_operator.api import names
@@ -9,11 +10,12 @@ from pdpool_operator.api.pools import POOL_KINDS
 from pdpool_operator.observe.fleet_sides import bindings_of
 from pdpool_operator.observe.fleets import selected_pods
 from pdpool_operator.runtime.api import Api
+from pdpool_operator.runtime.api_errors import UnavailableError
 from pdpool_operator.runtime.resources import PODS, POOL_RESOURCES, SERVICES_PD, STATEFUL_SETS, Object, Resource
 
 from .observer import Observer, parsed_services
 from .questions import Questions, now
-from .recording import Look, kept
+from .recording import Answers, Look, kept
 from .text import counted
 
 EVERY_S = 3.0
@@ -25,27 +27,55 @@ async def record(
 ) -> list[Look]:
     """Take looks at a namespace for some seconds, at least one.
 
+    A look is left out if the API server does not answer then. A task that is cancelled returns the looks so far.
+
     Raises:
-        ApiError: the API server refuses, or does not answer.
+        ApiError: the API server refuses, or does not answer at the first look.
     """
-    loop = asyncio.get_running_loop()
     looks: list[Look] = []
+    try:
+        async for look in _looks(api, namespace, seconds, progress, every_s):
+            looks.append(look)  # noqa: PERF401 - a comprehension would lose the looks when it is cancelled
+    except asyncio.CancelledError:
+        if not looks:
+            raise
+    return looks
+
+
+async def _looks(
+    api: Api, namespace: str, seconds: float, progress: Callable[[str], None], every_s: float
+) -> AsyncIterator[Look]:
+    loop = asyncio.get_running_loop()
     observer, questions = Observer(), Questions(api, namespace)
-    began = loop.time()
-    while True:
-        due = began + every_s * (len(looks) + 1)
-        look = await _read(api, namespace)
-        targets = [target for one in observer.observe(look) for target in one.targets]
-        pods = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in look.pods}
-        known = looks[-1].answers if looks else {}
-        asked = (questions.ask(pods[t.pod_uid], t, known.get(t.pod_uid)) for t in targets)
-        answers = await asyncio.gather(*asked)
-        by_uid = {target.pod_uid: one for target, one in zip(targets, answers, strict=True)}
-        looks.append(replace(look, at=now(), answers=by_uid))
-        progress(_summary(looks[-1], len(looks)))
-        if due - began > seconds:
-            return looks
-        await asyncio.sleep(max(0.0, due - loop.time()))
+    began, last = loop.time(), None
+    for number in itertools.count(1):
+        try:
+            last = await _look(api, namespace, observer, questions, last.answers if last else {})
+        except UnavailableError as error:
+            if last is None:
+                raise
+            progress(f"look {number} is left out: {error}")
+            if loop.time() - began > seconds:
+                return
+        else:
+            progress(_summary(last, number))
+            yield last
+        if every_s * number > seconds:
+            return
+        await asyncio.sleep(max(0.0, began + every_s * number - loop.time()))
+
+
+async def _look(
+    api: Api, namespace: str, observer: Observer, questions: Questions, known: Mapping[str, Answers]
+) -> Look:
+    """Read the API server, and ask the pods. `known` are the answers of the last look."""
+    look = await _read(api, namespace)
+    targets = [target for one in observer.observe(look) for target in one.targets]
+    pods = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in look.pods}
+    asked = (questions.ask(pods[t.pod_uid], t, known.get(t.pod_uid)) for t in targets)
+    answers = await asyncio.gather(*asked)
+    by_uid = {target.pod_uid: one for target, one in zip(targets, answers, strict=True)}
+    return replace(look, at=now(), answers=by_uid)
 
 
 def unanswered(looks: list[Look]) -> tuple[str, ...]:

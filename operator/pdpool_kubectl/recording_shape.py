@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pdpool_operator.api import names
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 SHOWN_LETTERS = 80
 """Letters of a wrong value that are shown."""
@@ -164,18 +164,24 @@ def first_fault(body: object) -> str | None:
     try:
         looks = _Recording.model_validate(body).looks
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = _path(first["loc"])
-        return (
-            f"{where} is missing"
-            if first["type"] == "missing"
-            else f"{where}: {first['msg']}, not {_shown(first['input'])}"
-        )
+        return _fault(error.errors(include_url=False)[0])
     times = [datetime.fromisoformat(look.at) for look in looks]
     for number, (before, at) in enumerate(pairwise(times), 1):
         if at < before:
             return f".looks[{number}].at: must not be before that of the look before, {before}, but is {at}"
     return None
+
+
+def _fault(first: ErrorDetails) -> str:
+    where, words = _path(first["loc"]), first["msg"].replace("Input should be", "must be")
+    match first["type"]:
+        case "missing":
+            return f"{where} is missing"
+        case "extra_forbidden":
+            return f"{where} is no field of a recording"
+        case "model_type" | "dict_type":
+            words = "must be an object"
+    return f"{where}: {words}, not {_shown(first['input'])}"
 
 
 def _path(parts: Sequence[str | int]) -> str:

@@ -8,6 +8,7 @@ from pdpool_operator.api.services import WatchedInstanceStatus
 from pdpool_operator.diagnose.model import Verdict
 from pdpool_operator.plan.selection import AT_FAULT
 
+from .access import Access
 from .fleet import Fleet, PoolView, ServiceView, View, attention
 from .text import age, table
 
@@ -15,7 +16,7 @@ WELL = frozenset(str(verdict) for verdict in Verdict if verdict.well)
 """Verdicts that call for nothing."""
 
 
-def status_lines(fleet: Fleet, now: datetime) -> Iterator[str]:
+def status_lines(fleet: Fleet, access: Access, now: datetime) -> Iterator[str]:
     """Yield the text of `status`."""
     for service in fleet.services:
         yield from _service(service, now)
@@ -25,7 +26,7 @@ def status_lines(fleet: Fleet, now: datetime) -> Iterator[str]:
         yield from _body(pool, now, "  ")
         yield ""
     if not fleet.services and not fleet.pools:
-        yield "no services or pools"
+        yield access.nothing()
 
 
 def _service(service: ServiceView, now: datetime) -> Iterator[str]:

@@ -108,7 +108,7 @@ def documented(command: str) -> list[str]:
 def test_documented_output_is_what_the_command_prints(command: str) -> None:
     fleet, now = frozen_fleet(), T0 + seconds(SHOWN_S)
     lines = {
-        "status": lambda: status_lines(fleet, now),
+        "status": lambda: status_lines(fleet, Access(), now),
         "explain": lambda: explain_lines(fleet, Access(), now),
         "queues": lambda: queue_lines(fleet, reading()),
     }[command.split()[0]]()

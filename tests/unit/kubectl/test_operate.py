@@ -1,6 +1,7 @@
 """`drain`, `restart`, `purge` and `fence` against a fake API server, where the test takes the place of the operator."""
 
 import json
+import re
 from functools import partial
 
 import pytest
@@ -202,3 +203,22 @@ async def test_failed_fence_is_exit_code_1(api: FakeApi, kubectl: Kubectl):
     result = await kubectl("fence", "gpu-17", "--yes")
     assert result.exit_code == 1
     assert result.stdout == "Failed: The kubelet of the Node gpu-17 reports\n"
+
+
+@pytest.mark.parametrize("node", ["gpu-17.eu-1.example.com", "x" * 199 + ".example.com"])
+async def test_fence_of_any_node_has_a_name_that_kubernetes_takes(api: FakeApi, kubectl: Kubectl, node: str):
+    operator(api, ("Succeeded", "x"))
+    assert (await kubectl("fence", node, "--yes")).exit_code == 0
+    name = created(api)["metadata"]["name"]
+    assert len(name) <= 253
+    assert all(re.fullmatch("[a-z0-9]([-a-z0-9]*[a-z0-9])?", part) for part in name.split("."))
+
+
+async def test_creation_without_an_answer_names_the_operation_that_may_exist(api: FakeApi, kubectl: Kubectl):
+    async def busy(request: web.Request, call: Call) -> web.Response:
+        return web.json_response({"message": "request timed out"}, status=504)
+
+    api.fault = busy
+    result = await kubectl("restart", "chat-decode-0")
+    assert result.exit_code == 3
+    assert re.search(r"may exist: kubectl get poolop restart-chat-decode-0-[0-9a-f]{6} -n llm\n$", result.stderr)

@@ -2,14 +2,20 @@
 
 import json
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
-from pdpool_operator.runtime.resources import PODS
+from pdpool_kubectl.fleet import Fleet, PoolView
+from pdpool_kubectl.queues import Place, Queue, Reading, queue_lines
+from pdpool_operator.api.names import API_VERSION, Role
+from pdpool_operator.api.pools import PoolStatus
+from pdpool_operator.runtime.resources import PODS, PREFILL_POOLS, SERVICES_PD, Resource
 
 from tests.fake_api import Call, FakeApi
 
-from .conftest import Kubectl, put_stuck, put_watched, put_well
+from .conftest import Kubectl, instance, put_stuck, put_watched, put_well
 
 METRICS = """\
 # TYPE pdpool_leader gauge
@@ -93,7 +99,7 @@ def steady(text: str) -> str:
     return re.sub(r"(?m)(\s|for )(\d+d)(?=$|,)", r"\1AGE", text)
 
 
-def serve_metrics(api: FakeApi, status: int = 200) -> None:
+def serve_metrics(api: FakeApi, status: int = 200, text: str = METRICS) -> None:
     api.put(PODS, "pdpool-system", "pdpool-operator-x", {"metadata": OPERATOR})
 
     async def proxy(_: web.Request, call: Call) -> web.StreamResponse | None:
@@ -101,7 +107,7 @@ def serve_metrics(api: FakeApi, status: int = 200) -> None:
             return None
         if status != 200:
             return web.json_response({"reason": "Forbidden", "message": "pods/proxy is forbidden"}, status=status)
-        return web.Response(text=METRICS)
+        return web.Response(text=text)
 
     api.fault = proxy
 
@@ -197,3 +203,96 @@ async def test_missing_kinds_ask_for_the_chart(api: FakeApi, kubectl: Kubectl) -
     result = await kubectl("status")
     assert result.exit_code == 3
     assert "install the chart first" in result.stderr
+
+
+async def test_metrics_that_are_no_numbers_leave_verdicts(api: FakeApi, kubectl: Kubectl) -> None:
+    put_stuck(api)
+    serve_metrics(api, text=METRICS.replace(" 14.0", " NaN"))
+    result = await kubectl("queues", "-o", "json")
+    told = json.loads(result.stdout)
+    assert (result.exit_code, told["live"]) == (1, False)
+    assert [i["verdict"] for i in told["instances"]] == ["Blocked", "Flowing", "Stuck"]
+
+
+def test_each_queue_is_looked_at_once() -> None:
+    """A fleet of 256 instances has thousands of queues."""
+    looked_at: list[Place] = []
+
+    class Queues(dict[Place, Queue]):
+        def items(self) -> Any:
+            looked_at.extend(self)
+            return super().items()
+
+    status = PoolStatus.model_validate({"instances": [instance("decode", index, "Idle") for index in range(256)]})
+    pool = PoolView("DecodePool", Role.DECODE, "llm", "chat", 1, 256, status)
+    places = [("llm", "chat", "decode", str(n), str(rank), "decode_prealloc") for n in range(256) for rank in range(12)]
+    reading = Reading(Queues(dict.fromkeys(places, Queue(0, None, 1))))
+    lines = list(queue_lines(Fleet((), (pool,)), reading))
+    assert len(lines) == 1 + len(places) == 1 + len(looked_at)
+    assert [line.split()[2] for line in lines[1:13]] == [str(rank) for rank in range(12)]
+
+
+@pytest.mark.parametrize("resource", [PREFILL_POOLS, SERVICES_PD])
+async def test_object_without_a_status_needs_attention(api: FakeApi, kubectl: Kubectl, resource: Resource) -> None:
+    """No operator runs, or it has not come to the object yet."""
+    put_well(api)
+    del api.objects[resource]["llm", "chat"]["status"]
+    for command in ("status", "explain", "queues"):
+        result = await kubectl(command)
+        assert (result.exit_code, command) == (1, command)
+    told = json.loads((await kubectl("explain", "-o", "json")).stdout)
+    assert told["needsAttention"] is True
+    assert "the operator has not written a status" in "".join(told["lines"])
+
+
+async def test_empty_namespace_is_named(kubectl: Kubectl) -> None:
+    for command in ("status", "explain"):
+        assert (await kubectl(command, "-n", "lmm")).stdout == "no services or pools in the namespace lmm\n"
+        assert (await kubectl(command, "-A")).stdout == "no services or pools in any namespace\n"
+
+
+@pytest.mark.parametrize(
+    "words", [("drain", "chat-decode-0"), ("record", "FILE"), ("plan", "-f", "FILE"), ("status",), ("queues",)]
+)
+async def test_missing_kinds_are_explained_by_every_command(
+    api: FakeApi, kubectl: Kubectl, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    async def unknown(*_: object) -> web.StreamResponse:
+        return web.json_response({"reason": "NotFound", "message": "404 page not found"}, status=404)
+
+    api.fault = unknown
+    file = tmp_path / "file"
+    file.write_text(json.dumps({"apiVersion": API_VERSION, "kind": "DecodePool", "metadata": {"name": "chat"}}))
+    result = await kubectl(*(str(file) if word == "FILE" else word for word in words))
+    assert result.exit_code == 3
+    assert "install the chart" in result.stderr
+
+
+async def test_api_server_that_is_away_is_exit_code_3_of_doctor(api: FakeApi, kubectl: Kubectl) -> None:
+    async def away(*_: object) -> web.StreamResponse:
+        return web.json_response({"message": "is away"}, status=503)
+
+    api.fault = away
+    result = await kubectl("doctor")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "is away" in result.stderr
+
+
+async def test_watch_goes_on_while_the_api_server_is_away(api: FakeApi, kubectl: Kubectl) -> None:
+    put_stuck(api)
+    looks = 0
+
+    async def away_once(_: web.Request, call: Call) -> web.StreamResponse | None:
+        nonlocal looks
+        looks += call.plural == PREFILL_POOLS.plural
+        if looks == 2:
+            return web.json_response({"message": "is away"}, status=503)
+        if looks > 3:  # ends the watch
+            return web.json_response({"message": "you may not"}, status=403)
+        return None
+
+    api.fault = away_once
+    result = await kubectl("queues", "--watch", "--interval", "0.5")
+    assert result.exit_code == 3
+    assert [result.stdout.count("chat-decode-1"), result.stderr.count("is away")] == [2, 1]
+    assert "you may not" in result.stderr

@@ -3,12 +3,17 @@
 import asyncio
 import json
 import runpy
+from functools import partial
 from pathlib import Path
 
 import pytest
 from aiohttp import web
+from kubernetes.aio.client import ApiClient, Configuration
+from pdpool_kubectl.record import record
 from pdpool_kubectl.recording import load
 from pdpool_operator.api.names import Role
+from pdpool_operator.runtime.api import Api
+from pdpool_operator.runtime.resources import PREFILL_POOLS
 
 from tests.fake_api import Call, FakeApi
 
@@ -115,3 +120,57 @@ def test_limit_of_the_service_that_binds_a_pool_applies(recorded: Path, limit: i
     _, text = run("replay", str(recorded), "-o", "json")
     changes = [change for change in json.loads(text)["changes"] if change["instance"] == "chat-prefill-0"]
     assert changes[-1]["verdict"] == verdict
+
+
+async def test_api_server_that_goes_away_leaves_the_looks_so_far(
+    api: FakeApi, kubectl: Kubectl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pdpool_kubectl.cli.take_looks", partial(record, every_s=0.001))
+    put_engines(api)
+    looks = 0
+
+    async def go_away(request: web.Request, call: Call) -> web.StreamResponse | None:
+        nonlocal looks
+        looks += call.plural == PREFILL_POOLS.plural
+        if looks > 3:
+            return web.json_response({"message": "is away"}, status=503)
+        return await engines(request, call)
+
+    api.fault = go_away
+    file = tmp_path / "cut.json"
+    result = await kubectl("record", str(file), "--seconds", "0.0095")
+    assert result.exit_code == 1, result.exception
+    assert len(load(file)) == 3
+    assert f"wrote {file}: 3 looks" in result.stdout
+    assert "look 4 is left out: " in result.stderr
+    assert "is away" in result.stderr
+
+
+async def test_interrupted_recording_keeps_its_looks(api: FakeApi) -> None:
+    put_engines(api)
+    api.fault = engines
+    first = asyncio.Event()
+    async with ApiClient(Configuration(host=api.url)) as client:
+        task = asyncio.create_task(record(Api(client), "llm", 60, lambda _: first.set(), every_s=60))
+        await asyncio.wait_for(first.wait(), 10)
+        task.cancel()
+        assert len(await task) == 1
+
+
+@pytest.mark.parametrize("name", ["missing/calm.json", "folder"])
+async def test_file_that_cannot_be_written_is_named_before_the_first_look(
+    api: FakeApi, kubectl: Kubectl, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    result = await kubectl("record", str(tmp_path / name), "--seconds", "0")
+    assert result.exit_code == 2
+    assert str(tmp_path / name) in result.stderr
+    assert not api.calls
+
+
+def test_module_never_overwrites_the_recording(recorded: Path) -> None:
+    before = recorded.read_bytes()
+    code, text = run("replay", str(recorded), "--as-test", f"{recorded.parent}/../{recorded.parent.name}/calm.json")
+    assert code == 2
+    assert "--as-test" in text
+    assert recorded.read_bytes() == before

@@ -28,7 +28,8 @@ from .conftest import lasting, role_of, run
         ("\0", "not complete JSON: "),
         (f'{{"format": "{FORMAT}"}}', ".looks is missing"),
         (f'{{"format": "{FORMAT}", "looks": []}}', ".looks: List should have at least 1 item"),
-        (f'{{"format": "{FORMAT}", "looks": [{{"at": 1}}]}}', ".looks[0].at: Input should be a valid string, not 1"),
+        (f'{{"format": "{FORMAT}", "looks": [{{"when": 1}}]}}', ".looks[0].at is missing"),
+        (f'{{"format": "{FORMAT}", "looks": [{{"at": 1}}]}}', ".looks[0].at: must be a valid string, not 1"),
     ],
 )
 def test_foreign_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -101,8 +102,8 @@ def decode_answers(body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     [
         ({}, ": must have one of the fields body, text and error, not {}"),
         ({"body": {}, "error": "x"}, ": must have one of the fields body, text and error, not {'body'"),
-        ({"text": 7}, ".text: Input should be a valid string, not 7"),
-        (None, ": Input should be a valid dictionary"),
+        ({"text": 7}, ".text: must be a valid string, not 7"),
+        (None, ": must be an object, not None"),
     ],
 )
 def test_answer_without_a_body_is_named(recorded: Path, answer: Any, fault: str) -> None:
