@@ -49,11 +49,12 @@ from datetime import datetime
 
 from ..api.operations import OperationPhase, OperationStatus, OperationType, PoolOperation
 from ..api.reasons import Reason
+from ..api.wording import some
 from ..engines import engine_of
 from ..observe.model import ObservedInstance, ObservedPool
 from .drain import GIVEN_UP_GRACE_S, deadline, work_left
 from .model import Delete, DrainReason, Purged
-from .operation_step import POLL_S, SHOWN, Outcome, Step, changes_of, event_of, failed, late
+from .operation_step import POLL_S, Outcome, Step, changes_of, event_of, failed, late
 from .purge import PurgeOrder, purge_progress
 
 WAIT_POLL_S = 5.0
@@ -186,8 +187,7 @@ class _Planner:
         if operation.status.phase is not OperationPhase.PENDING:
             return failed(Reason.INSTANCE_NOT_FOUND, f"{operation.instance} was removed before the operation ended")
         known = sorted(side.instances)
-        more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
-        has = f"it has {', '.join(known[:SHOWN])}{more}" if known else "it has none"
+        has = f"it has {some(known)}" if known else "it has none"
         return failed(Reason.INSTANCE_NOT_FOUND, f"{side} has no instance {operation.instance}; {has}")
 
     def _pending(self, operation: PoolOperation, side: Side, instance: ObservedInstance) -> Outcome:
