@@ -3,10 +3,9 @@
 import asyncio
 import logging
 import os
-import random
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -16,8 +15,8 @@ from aiohttp import web
 
 from . import app
 from .api import names
-from .api.pools import POOL_KINDS
 from .build.settings import BuildSettings
+from .catch_up import CatchUp
 from .controller.fences import Fencer
 from .controller.judge import Judge
 from .controller.node_fences import NodeFences
@@ -36,7 +35,6 @@ from .observe.routers import RouterClient
 from .observe.sampler import CONCURRENCY, Look, Sampler
 from .runtime import health, logs
 from .runtime.api import Api
-from .runtime.api_errors import ApiError, NotFoundError, UnavailableError
 from .runtime.api_transport import connect
 from .runtime.cached_reads import CachedReads
 from .runtime.config import VARIABLES, Config, ConfigInvalidError, load
@@ -48,7 +46,7 @@ from .runtime.manager import work
 from .runtime.metrics import Metrics
 from .runtime.queue import WorkQueue
 from .runtime.recorder import Recorder
-from .runtime.resources import OPERATIONS, PODS, POOL_RESOURCES, SERVICES_PD, Resource
+from .runtime.resources import OPERATIONS, PODS, Resource
 from .runtime.stopping import Signals, unless
 from .runtime.store import Store
 from .runtime.watch_feeds import WatchFeeds
@@ -59,13 +57,10 @@ WORKERS = 16
 A reconcile mostly waits. For routers and engines of a lost node it waits until the deadline of each request. This many
 may do so before other objects have to wait.
 """
-RESYNC_S = 600.0
-NOT_SERVED_AGAIN_S = 3.0
 MADE = {names.LABEL_MANAGED_BY: names.MANAGED_BY}
 """Labels of the objects that are watched."""
 STOP_WITHIN_S = 2.0
 CONTROL_CONNECTIONS = 64
-INSTALL_CRDS = "`kubectl apply --server-side -f crds` in a checkout of this version"
 
 log = logging.getLogger("pdpool_operator")
 
@@ -139,18 +134,18 @@ class Operator:
         engines = Engines(
             clients.control, self.keys, f"operator {config.identity}", write_budget=self.elector.write_budget_s
         )
-        fencer = Fencer(
-            engines,
-            self.sampler,
-            self.lives,
-            self.pod_nodes,
-            _now,
-            self._count_fence,
-        )
+        fencer = Fencer(engines, self.sampler, self.lives, self.pod_nodes, _now, self._count_fence)
         self.judge.words_due = fencer.look
-        self.has_operations = False
-        """Whether the API server served PoolOperations when this process began to watch."""
         self.served = ServedFields(self.api, self.metrics.report_missing_fields)
+        self.catch_up = CatchUp(
+            self.api,
+            config.watch_namespaces or (None,),
+            note_pod=self._note_pod,
+            check_fields=self.served.check,
+            operations=lambda: self.store.all(OPERATIONS, None, {}),
+            enqueue=self.queue.add,
+            nudge=self._nudge,
+        )
         routers = RouterClient(clients.control, write_budget=self.elector.write_budget_s)
         recorder = Recorder(self.api, config.identity, _now)
         operations = Operations(self.api, engines, self.served, recorder, self.metrics, _now)
@@ -165,7 +160,7 @@ class Operator:
                 config.key_epoch,
                 self.lives,
                 _now,
-                lambda: self.has_operations,
+                lambda: self.catch_up.has_operations,
             ),
             routers=routers,
             router_outcomes=self.router_outcomes,
@@ -183,13 +178,12 @@ class Operator:
             now=_now,
         )
         self.watching = asyncio.Event()
-        self.listed = asyncio.Event()
 
     def state(self) -> str | None:
         """Return the state of this process: `leader` once it watches and has listed all, `standby` while another one
         leads. A leader that cannot renew its Lease is neither.
         """
-        if self.watching.is_set() and self.listed.is_set():
+        if self.watching.is_set() and self.catch_up.listed.is_set():
             return "leader" if self.elector.leading else None
         record = self.elector.view.record
         return "standby" if record is not None and record.holder not in {"", self.config.identity} else None
@@ -203,7 +197,7 @@ class Operator:
     async def lead(self, stop: asyncio.Event) -> None:
         """Work as the leader until `stop` is set. If a part ends before that, raise its error."""
         holding = asyncio.create_task(self.elector.hold(), name="lease")
-        if not await unless(stop, self._wait_for_kinds()):
+        if not await unless(stop, self.catch_up.wait_for_kinds()):
             await self._give_up([holding], [])
             return
         # At its end, kopf cancels all tasks that were started after it, so our own parts start first.
@@ -253,92 +247,19 @@ class Operator:
             ("sampler", self.sampler.run()),
             ("router outcomes", self.router_outcomes.run()),
             ("judge", self.judge.run()),
-            ("resync", self._catch_up()),
+            ("resync", self.catch_up.run(lambda: self.elector.inherited)),
         ]
-
-    async def _catch_up(self) -> None:
-        await asyncio.gather(self._recall(), self._resync())
-
-    async def _recall(self) -> None:
-        """Read what kubelets reported while no operator was leading, as far back as the API server remembers."""
-        while since := self.elector.inherited:
-            try:
-                where = self.config.watch_namespaces or (None,)
-                states = await asyncio.gather(*(self.api.history(PODS, one, names.SELECT_MADE, since) for one in where))
-            except UnavailableError as error:
-                log.warning("cannot read the history of pods, retrying soon: %s", error)
-                await asyncio.sleep(NOT_SERVED_AGAIN_S)
-            except ApiError as error:
-                log.warning("the history of pods is not available: %s", error)
-                return
-            else:
-                pods = [pod for some in states for pod in some]
-                added = sum(map(self.lives.note, pods))
-                for pod in pods:
-                    self.pod_nodes.note(pod)
-                log.info("read the history of pods: %d ended containers", added)
-                return
-
-    async def _resync(self) -> None:
-        """Queue all objects at intervals. This finds what a watch has missed."""
-        while True:
-            await self.served.check()
-            try:
-                async for key in self._keys():
-                    self.queue.add(key)
-                for operation in self.store.all(OPERATIONS, None, {}):
-                    self._nudge(operation)
-                self.listed.set()
-            except ApiError as error:
-                log.warning("resync failed, retrying soon: %s", error)
-                await asyncio.sleep(NOT_SERVED_AGAIN_S)
-                continue
-            await asyncio.sleep(RESYNC_S * random.uniform(0.9, 1.1))  # noqa: S311 - spreads load, guards nothing
-
-    async def _keys(self) -> AsyncIterator[Key]:
-        for namespace in self.config.watch_namespaces or (None,):
-            for resource in (*(POOL_RESOURCES[kind] for kind in POOL_KINDS), SERVICES_PD):
-                async for body in self.api.list(resource, namespace):
-                    yield Key(resource.kind, body["metadata"]["namespace"], body["metadata"]["name"])
-
-    async def _wait_for_kinds(self) -> None:
-        """Wait until the kinds are served. kopf looks for them only once."""
-        while True:
-            try:
-                async for _ in self._keys():
-                    pass
-                self.has_operations = await self._serves_operations()
-            except NotFoundError as error:
-                log.warning("a CRD is not installed, retrying soon: %s; run %s", error, INSTALL_CRDS)
-                await asyncio.sleep(NOT_SERVED_AGAIN_S)
-                continue
-            except ApiError as error:
-                log.warning("cannot list pools and services, retrying soon: %s", error)
-                await asyncio.sleep(NOT_SERVED_AGAIN_S)
-                continue
-            return
-
-    async def _serves_operations(self) -> bool:
-        """Whether PoolOperations are served. An upgrade that leaves the CRDs alone must not stop the operator."""
-        try:
-            for namespace in self.config.watch_namespaces or (None,):
-                async for _ in self.api.list(OPERATIONS, namespace):
-                    pass
-        except NotFoundError as error:
-            log.warning(
-                "PoolOperations are not available until their CRD is installed and the operator restarts: %s; run %s",
-                error,
-                INSTALL_CRDS,
-            )
-            return False
-        return True
 
     def _nudge(self, body: Any) -> None:  # noqa: ANN401 - kopf's body: a mapping
         if body.get("kind") == PODS.kind:
-            self.lives.note(body)
-            self.pod_nodes.note(body)
+            self._note_pod(body)
         for key in keys_of(body, self.bindings):
             self.queue.add(key)
+
+    def _note_pod(self, pod: Any) -> bool:  # noqa: ANN401 - kopf's body: a mapping
+        """Remember what outlives a pod; return whether another of its containers has ended."""
+        self.pod_nodes.note(pod)
+        return self.lives.note(pod)
 
     def _stored(self, resource: Resource, obj: dict[str, Any]) -> None:
         """Take the operator's own write into the store. A reconcile that follows must see it."""

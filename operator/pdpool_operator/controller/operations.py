@@ -14,7 +14,8 @@ from ..api.operations import OperationType, PoolOperation
 from ..diagnose.model import Diagnosis
 from ..observe.model import ObservedPool
 from ..plan.model import Purged
-from ..plan.operation import OperationPlan, Side, plan_operations
+from ..plan.operation import OperationPlan, plan_operations
+from ..plan.operation_gates import Side
 from ..plan.operation_step import Step
 from ..runtime.api import Api
 from ..runtime.engines import Engines

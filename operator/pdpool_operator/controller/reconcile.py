@@ -12,17 +12,14 @@ from datetime import datetime, timedelta
 
 from ..api.base import SpecInvalid
 from ..api.key_epochs import KeyEpochs
-from ..api.names import Role
 from ..api.operations import PoolOperation
-from ..api.pools import DecodePool, Pool, PrefillPool
+from ..api.pools import POOL_KINDS, Pool
 from ..api.reasons import Reason
-from ..api.services import DisaggregatedService, RepairMode
+from ..api.services import DisaggregatedService
 from ..build.settings import BuildSettings
-from ..diagnose.model import Diagnosis
 from ..observe.cluster import Cluster
 from ..observe.keys import FLEET_PREFIX, Bindings, Key
-from ..observe.model import ObservedFleet, ObservedPool, ObservedRouter, ObservedService
-from ..observe.pod_events import EVENTS_AFTER
+from ..observe.model import ObservedRouter, ObservedService
 from ..observe.router_outcomes import RouterOutcomes
 from ..observe.routers import RouterClient
 from ..plan.model import Event, Fault, Plan
@@ -35,13 +32,21 @@ from ..runtime.api_errors import ApiError, ConflictError, NotFoundError
 from ..runtime.manager import Result
 from ..runtime.metrics import Metrics
 from ..runtime.resources import POOL_RESOURCES, SERVICES_PD, Object, Resource
-from ..runtime.state_metrics import PoolCounts, Serving
 from ..status.fleet import fleet_status
 from ..status.pool import PoolFacts, pool_status
 from ..status.service import ServiceFacts, service_status
-from ..status.serving import serving
 from ..status.transition import Status
+from .again import (
+    FIRST_VERDICTS_AGAIN_S,
+    FLEET_AGAIN_S,
+    ROTATION_AGAIN_S,
+    SERVICE_RESYNC_S,
+    events_again_s,
+    repairs_again_s,
+    result,
+)
 from .apply import Outcome, carry_out
+from .counts import fleet_parts, pool_counts, service_parts
 from .fences import Fencer
 from .judge import Judge
 from .node_fences import NodeFences
@@ -49,27 +54,15 @@ from .operations import Operations
 from .repairs import Repairer
 from .reporter import Reporter
 
-SERVICE_RESYNC_S = 60.0
-FLEET_AGAIN_S = 10.0
-"""Pods that something else runs are not watched, but listed at this interval."""
-UNSETTLED_AGAIN_S = 5.0
 FIRST_VERDICTS = timedelta(seconds=10)
 """How long the status of a service stays as it is while this process has no verdicts on its pools yet. Otherwise each
 restart of the operator would write that they are not judged."""
-FIRST_VERDICTS_AGAIN_S = 1.0
-EVENTS_FIRST_S = EVENTS_AFTER.total_seconds() + 0.5
-EVENTS_LAST_S = 60.0
-NO_POD_AGAIN_S = 10.0
-ROTATION_AGAIN_S = 10.0
-"""While keys are rotated, a pool waits for the pods of the other side. No event of those pods wakes it."""
-REPAIR_AGAIN_S = 1.0
-REPAIR_GATES_AGAIN_S = 10.0
 REPAIR_OUTCOMES = {
     Reason.REPAIR_PROPOSED: "proposed",
     Reason.REPAIR_DONE: "done",
     Reason.REPAIR_WITHDRAWN: "withdrawn",
 }
-KINDS: dict[str, type[Pool]] = {"PrefillPool": PrefillPool, "DecodePool": DecodePool}
+KINDS: dict[str, type[Pool]] = {kind.kind: kind for kind in POOL_KINDS}
 
 log = logging.getLogger(__name__)
 
@@ -105,18 +98,18 @@ class Controller:
         """Bring one object closer to its desired state."""
         try:
             if key.kind == PoolOperation.kind:
-                result = await self.node_fences.reconcile(key)
+                ended = await self.node_fences.reconcile(key)
             elif key.kind == DisaggregatedService.kind:
-                result = await self.reconcile_service(key)
+                ended = await self.reconcile_service(key)
             else:
-                result = await self.reconcile_pool(key, KINDS[key.kind])
+                ended = await self.reconcile_pool(key, KINDS[key.kind])
         except (ConflictError, NotFoundError):
             raise  # another writer was faster: this heals at once
         except ApiError:
             self.failures[key] = self.failures.get(key, 0) + 1
             raise
         self.failures.pop(key, None)
-        return result
+        return ended
 
     async def reconcile_pool(self, key: Key, kind: type[Pool]) -> Result:
         """Reconcile one pool. A plan that cannot be undone is made again from live state, and only then carried out."""
@@ -157,17 +150,7 @@ class Controller:
                 observed, plan, diagnoses, self.now(), outcome.faults, fencing.unproven, repair.records, repair.stops
             )
         )
-        self.metrics.states.show_pool(
-            key,
-            PoolCounts(
-                role=str(pool.role),
-                wanted=pool.spec.replicas,
-                ready=status.ready_replicas,
-                available=len(serving(observed, diagnoses)),
-                updated=status.updated_replicas,
-                repair_budget=repair.remaining if observed.repair.mode is not RepairMode.OFF else None,
-            ),
-        )
+        self.metrics.states.show_pool(key, pool_counts(observed, diagnoses, status, repair))
         pending = await self.reporter.write_status(key, resource, body, pool.status, status)
         self.judge.shown(key, diagnoses)
         events = (*completed(plan, outcome), *fenced, *repair.events)
@@ -176,15 +159,8 @@ class Controller:
         await self.operations.carry_out(key.namespace, operations)
         if failure is not None:
             raise failure
-        return self._result(
-            plan,
-            outcome,
-            pending,
-            _ask_events_again_s(observed, self.now()),
-            rotates,
-            _repair_again_s(repair),
-            operations.again_s,
-        )
+        events_again = events_again_s(observed, self.now())
+        return result(plan, outcome, pending, events_again, rotates, repairs_again_s(repair), operations.again_s)
 
     def _count_repairs(self, key: Key, pool: Pool, repair: RepairPlan) -> None:
         for one in repair.told:
@@ -226,7 +202,7 @@ class Controller:
             return None
         outcome, failure = await self._carry_out(key, plan)
         diagnoses = tuple(d for pool in sorted(self.bindings.pools(key)) for d in self.judge.judge(pool))
-        self.metrics.states.show_service(key, _parts(observed, diagnoses))
+        self.metrics.states.show_service(key, service_parts(observed, diagnoses))
         status = service_status(ServiceFacts(observed, plan, diagnoses, outcome.faults, outcome.unsettled), self.now())
         if service.status.conditions and self._lacks_first_verdicts(key, status):
             status, verdicts_due = service.status, FIRST_VERDICTS_AGAIN_S
@@ -238,7 +214,7 @@ class Controller:
             log.info("worker list: %s", words, extra={"kind": key.kind, "namespace": key.namespace, "object": key.name})
         if failure is not None:
             raise failure
-        return self._result(plan, outcome, pending, verdicts_due, SERVICE_RESYNC_S * self.rng.uniform(0.9, 1.1))
+        return result(plan, outcome, pending, verdicts_due, SERVICE_RESYNC_S * self.rng.uniform(0.9, 1.1))
 
     async def _fleet(self, key: Key, body: Object, service: DisaggregatedService) -> Result:
         """Judge a service that only watches pods. Nothing is written but its status."""
@@ -254,13 +230,13 @@ class Controller:
             self.judge.observed(side_key, side)
         judged = {side_key: self.judge.judge(side_key) for side_key in sides}
         diagnoses = tuple(d for some in judged.values() for d in some)
-        self.metrics.states.show_service(key, _fleet_parts(observed, diagnoses))
+        self.metrics.states.show_service(key, fleet_parts(observed, diagnoses))
         status = fleet_status(observed, diagnoses, self.now())
         pending = await self.reporter.write_status(key, SERVICES_PD, body, service.status, status)
         for side_key, some in judged.items():
             self.judge.shown(side_key, some)
         await self.reporter.tell(SERVICES_PD, body, (), service.status, status)
-        return self._result(Plan(), Outcome(), pending, FLEET_AGAIN_S * self.rng.uniform(0.9, 1.1))
+        return result(Plan(), Outcome(), pending, FLEET_AGAIN_S * self.rng.uniform(0.9, 1.1))
 
     async def _forget_fleet(self, key: Key) -> None:
         """Remove the sides of a service that only watched."""
@@ -310,15 +286,6 @@ class Controller:
         if self.failures.get(key):
             await self.reporter.refuse(key, resource, body, Reason.API_FAILING, _failing(error))
 
-    def _result(self, plan: Plan, outcome: Outcome, *at_latest_s: float | None) -> Result:
-        if plan.faults:
-            return Result(plan.requeue_after_s, failed=True)
-        if outcome.unsettled:
-            return Result(UNSETTLED_AGAIN_S, failed=bool(outcome.faults))
-        if outcome.faults:
-            return Result(failed=True)
-        return Result(min((s for s in (plan.requeue_after_s, *at_latest_s) if s is not None), default=None))
-
     async def _absent_pool(self, key: Key, kind: type[Pool], cluster: Cluster) -> Result | None:
         """Remove the pool from memory, and end its operations. Owner references delete the pool's objects."""
         operations = await cluster.operations(kind, key.namespace, key.name)
@@ -359,50 +326,5 @@ def completed(plan: Plan, outcome: Outcome) -> tuple[Event, ...]:
     return (*(() if outcome.faults else plan.events), *worker_events(outcome.workers))
 
 
-def _repair_again_s(repair: RepairPlan) -> float | None:
-    """Return when to look at repairs again: gates and budgets change with time alone."""
-    if repair.acts or repair.settling:
-        return REPAIR_AGAIN_S
-    return REPAIR_GATES_AGAIN_S if repair.records else None
-
-
 def _failing(error: ApiError) -> str:
     return f"Calls of the API server fail and are repeated: {error}"
-
-
-def _parts(observed: ObservedService, diagnoses: Iterable[Diagnosis]) -> dict[str, Serving]:
-    """Return how many of each part of a service serve. A pool that does not exist is wanted."""
-    router, deployment = observed.service.spec.router, observed.deployment
-    diagnoses = tuple(diagnoses)
-    sides = {Role.PREFILL: observed.prefill, Role.DECODE: observed.decode}
-    parts = {
-        str(role): Serving(pool.pool.spec.replicas, len(serving(pool, diagnoses)))
-        if pool is not None
-        else Serving(1, sum(pod.ready and not pod.terminating for pod in observed.orphans.get(role, ())))
-        for role, pool in sides.items()
-    }
-    if router.enabled:
-        parts["router"] = Serving(router.replicas, deployment.ready_replicas if deployment is not None else 0)
-    return parts
-
-
-def _fleet_parts(observed: ObservedFleet, diagnoses: tuple[Diagnosis, ...]) -> dict[str, Serving]:
-    """Return how many selected pods of each side there are, and how many serve. A side should have one at least."""
-    return {
-        str(side.pool.role): Serving(max(1, len(side.instances)), len(serving(side, diagnoses)))
-        for side in observed.sides
-    }
-
-
-def _ask_events_again_s(observed: ObservedPool, now: datetime) -> float | None:
-    """Return when to check instances that are not Ready again.
-
-    A mount that fails, or a pod that is refused, is reported only by an event, and no watch reacts to it. The age of a
-    pod doubles from check to check.
-    """
-    seconds = [
-        min(max((now - i.pod.created_at).total_seconds(), EVENTS_FIRST_S), EVENTS_LAST_S) if i.pod else NO_POD_AGAIN_S
-        for i in observed.instances
-        if not i.deleting and not (i.pod and i.pod.ready)
-    ]
-    return min(seconds, default=None)

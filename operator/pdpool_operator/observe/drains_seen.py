@@ -1,10 +1,9 @@
 """Remembers when this process first saw each drain: samples are stamped by the same clock, drains by another's."""
 
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from .model import ObservedInstance, ObservedPool
+from .model import ObservedPool
 
 PoolKey = tuple[str, str, str]
 """Namespace, name and role of a pool."""
@@ -21,21 +20,16 @@ class DrainsSeen:
         """Return the pool with the time at which each of its drains was first seen. Drains that ended are forgotten."""
         meta = observed.pool.metadata
         key = meta.namespace, meta.name, str(observed.pool.role)
-        drains = self._drains[key] = _first_seen(observed.instances, self._drains.get(key, {}), now)
-        seen = {uid: at for uid, (_, at) in drains.items()}
-        return replace(observed, instances=tuple(replace(i, drain_seen=seen.get(i.uid)) for i in observed.instances))
+        before = self._drains.get(key, {})
+        drains: dict[str, tuple[datetime, datetime]] = {}
+        for instance in observed.instances:
+            if (started := instance.drain_started) is not None:
+                known, seen = before.get(instance.uid, (None, now))
+                drains[instance.uid] = started, seen if known == started else now
+        self._drains[key] = drains
+        seen_at = {uid: seen for uid, (_, seen) in drains.items()}
+        return replace(observed, instances=tuple(replace(i, drain_seen=seen_at.get(i.uid)) for i in observed.instances))
 
     def forget(self, key: PoolKey) -> None:
         """Forget a pool that was deleted."""
         self._drains.pop(key, None)
-
-
-def _first_seen(
-    instances: Iterable[ObservedInstance], before: Mapping[str, tuple[datetime, datetime]], now: datetime
-) -> dict[str, tuple[datetime, datetime]]:
-    drains: dict[str, tuple[datetime, datetime]] = {}
-    for instance in instances:
-        if (started := instance.drain_started) is not None:
-            known = before.get(instance.uid)
-            drains[instance.uid] = known if known is not None and known[0] == started else (started, now)
-    return drains

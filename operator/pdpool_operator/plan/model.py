@@ -1,6 +1,6 @@
 """A plan as data. The runtime carries out its fields in order: verify, adopt, apply, patch, delete, workers, events."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -228,3 +228,17 @@ class Plan:
     def acts(self) -> bool:
         """Whether the plan changes anything."""
         return bool(self.adopt or self.apply or self.patch or self.delete or self.workers)
+
+
+def join(plans: Sequence[Plan]) -> Plan:
+    """Merge the steps of plans into one: the first progress, the earliest requeue."""
+    requeues = [plan.requeue_after_s for plan in plans if plan.requeue_after_s is not None]
+    return Plan(
+        verify=tuple(obj for plan in plans for obj in plan.verify),
+        apply=tuple(obj for plan in plans for obj in plan.apply),
+        patch=tuple(patch for plan in plans for patch in plan.patch),
+        delete=tuple(deletion for plan in plans for deletion in plan.delete),
+        events=tuple(event for plan in plans for event in plan.events),
+        progress=next((plan.progress for plan in plans if plan.progress is not None), None),
+        requeue_after_s=min(requeues, default=None),
+    )

@@ -9,6 +9,7 @@ from ..api.names import ANNOTATION_BUILD_HASH
 from ..api.pools import Pool
 from ..api.reasons import Reason
 from ..api.services import DisaggregatedService
+from ..api.wording import some
 from ..build.common import owner_reference
 from ..observe.model import FieldOwners, ObservedObject
 from .model import Adopt, Delete, Event, EventType, Fault, Plan, Progress
@@ -67,7 +68,7 @@ def blocked(owner: Pool | DisaggregatedService, standing: Iterable[tuple[str, St
     if orphans:
         return _adopt(owner, orphans)
     if others:
-        what = _some([f"{kind} {one.name}" for kind, one in others])
+        what = some([f"{kind} {one.name}" for kind, one in others])
         message = f"Waiting for {what} of an earlier {owner.kind} {owner.metadata.name} to be deleted"
         return Plan(progress=Progress(Reason.STARTING, message), requeue_after_s=TAKEN_POLL_S)
     return None
@@ -97,7 +98,7 @@ def _labels(owner: Pool | DisaggregatedService) -> dict[str, str]:
 
 def _adopt(owner: Pool | DisaggregatedService, orphans: Sequence[tuple[str, Standing]]) -> Plan:
     reference = owner_reference(owner, owner.kind)
-    what = _some([f"{kind} {one.name}" for kind, one in orphans])
+    what = some([f"{kind} {one.name}" for kind, one in orphans])
     return Plan(
         adopt=tuple(Adopt(kind, one.name, one.uid, reference) for kind, one in orphans),
         events=(Event(EventType.NORMAL, Reason.OBJECT_ADOPTED, f"Adopted {what}, which had no controller"),),
@@ -128,11 +129,7 @@ def restored_events(objects: Sequence[str], why: str) -> tuple[Event, ...]:
     """Return the event for restored objects, if there are any."""
     if not objects:
         return ()
-    return (Event(EventType.NORMAL, Reason.OBJECT_RESTORED, f"Restored {_some(objects)}: {why}"),)
-
-
-def _some(items: Sequence[str]) -> str:
-    return ", ".join(items[:5]) + (f" and {len(items) - 5} more" if len(items) > 5 else "")
+    return (Event(EventType.NORMAL, Reason.OBJECT_RESTORED, f"Restored {some(objects)}: {why}"),)
 
 
 def _build_hash(obj: Mapping[str, Any]) -> str:

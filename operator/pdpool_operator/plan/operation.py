@@ -20,27 +20,8 @@ Each phase is written before it takes effect. The rotation, the deletion of the 
 that was read back. So an operator that is killed at any step neither repeats nor forgets. A pod is deleted by its UID.
 Once that UID is gone nothing else is deleted. A purge alone may be sent again, which does no harm: see `purge`.
 
-Gates of Pending, in this order. A star marks those that end the operation as Failed, because only a person opens them:
-
-    exists *         the pool and the instance exist
-
-    taken *          no other drain or restart acts on the instance, or keeps it out. The one that began first has it;
-                     if none began, the older one.
-
-    router *         Drain only: a router of pdpool's sends the requests, so that it can stop to
-
-    pod              Restart only: there is a pod, and it does not terminate
-
-    own drain        the pool does not drain the instance for an update or a scale-down
-
-    last serving     another instance of the pool serves, or this one does not
-
-    connector *      Purge only, which has no other gate but the first: the engine runs pdpool's connector
-
-The gate of the last serving instance also holds later. If the other instances fail before the drain has ended or the
-pod is deleted, the operation is Pending again.
-
-A restart gives up its drain after the pool's  drainTimeoutSeconds,  as an update does.
+`operation_gates` has the gates of Pending. A restart gives up its drain after the pool's  drainTimeoutSeconds,  as an
+update does.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -49,34 +30,17 @@ from datetime import datetime
 
 from ..api.operations import OperationPhase, OperationStatus, OperationType, PoolOperation
 from ..api.reasons import Reason
+from ..api.wording import some
 from ..engines import engine_of
-from ..observe.model import ObservedInstance, ObservedPool
+from ..observe.model import ObservedInstance
 from .drain import GIVEN_UP_GRACE_S, deadline, work_left
-from .model import Delete, DrainReason, Purged
-from .operation_step import POLL_S, SHOWN, Outcome, Step, changes_of, event_of, failed, late
+from .model import Delete, Purged
+from .operation_gates import Side, closed, in_turn, last_serving, refused
+from .operation_step import POLL_S, Outcome, Step, changes_of, event_of, failed, late
 from .purge import PurgeOrder, purge_progress
 
 WAIT_POLL_S = 5.0
 """How often an operation is looked at that waits. Most gates open with an event, but verdicts and deadlines do not."""
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """The pool of the operations."""
-
-    observed: ObservedPool
-    serving: frozenset[int]
-    """Indexes of the instances that serve."""
-
-    def __str__(self) -> str:
-        pool = self.observed.pool
-        return f"{pool.kind} {pool.metadata.name}"
-
-    @property
-    def instances(self) -> dict[str, ObservedInstance]:
-        """The pool's instances that are not being deleted, by name."""
-        uid = self.observed.pool.metadata.uid
-        return {i.name: i for i in self.observed.instances if i.belongs_to(uid) and not i.deleting}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +82,8 @@ def plan_operations(
     """
     planner = _Planner(operations, side, now.replace(microsecond=0), unreadable, purged or {})
     return OperationPlan(
-        tuple(planner.step(one) for one in sorted(operations, key=_order) if not one.status.phase.finished)
+        tuple(planner.step(one) for one in sorted(operations, key=in_turn) if not one.status.phase.finished)
     )
-
-
-def _order(operation: PoolOperation) -> tuple[bool, datetime, str]:
-    """Sort key: operations that have begun come first, then the older ones."""
-    meta = operation.metadata
-    return operation.status.phase is OperationPhase.PENDING, meta.creation_timestamp, meta.name
 
 
 class _Planner:
@@ -186,70 +144,22 @@ class _Planner:
         if operation.status.phase is not OperationPhase.PENDING:
             return failed(Reason.INSTANCE_NOT_FOUND, f"{operation.instance} was removed before the operation ended")
         known = sorted(side.instances)
-        more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
-        has = f"it has {', '.join(known[:SHOWN])}{more}" if known else "it has none"
+        has = f"it has {some(known)}" if known else "it has none"
         return failed(Reason.INSTANCE_NOT_FOUND, f"{side} has no instance {operation.instance}; {has}")
 
     def _pending(self, operation: PoolOperation, side: Side, instance: ObservedInstance) -> Outcome:
         if operation.spec.type is OperationType.PURGE:
             return self._before_purge(operation, side, instance)
-        refused = self._refused(operation, side, instance)
-        if refused is not None:
-            return refused
-        closed = self._closed(operation, side, instance)
-        if self.now >= operation.due and not closed:
+        refusal = refused(self.operations, operation, side, instance)
+        if refusal is not None:
+            return refusal
+        if gate := closed(operation, side, instance, self.serving):
+            return self._waits(operation, gate)
+        if self.now >= operation.due:
             return late(operation, "the operator did not run")
-        if closed:
-            return self._waits(operation, closed)
         self.serving.discard(instance.index)
         words = f"{instance.name} leaves the rotation and finishes its requests"
         return Outcome(OperationPhase.DRAINING, Reason.DRAINING, words)
-
-    def _refused(self, operation: PoolOperation, side: Side, instance: ObservedInstance) -> Outcome | None:
-        """Return the outcome of a gate that only a person opens."""
-        other = self._holder(operation, instance)
-        if other is not None:
-            held = f"PoolOperation {other.metadata.name} ({other.spec.type}) has {instance.name}"
-            return failed(Reason.INSTANCE_TAKEN, f"{held}; delete it, or wait for its end, and create another one")
-        if operation.spec.type is OperationType.DRAIN and not side.observed.routed:
-            words = (
-                f"No router of pdpool's sends requests to {side}, so the operator cannot keep them from "
-                f"{instance.name}; take it out of your own gateway"
-            )
-            return failed(Reason.NO_ROUTER, words)
-        return None
-
-    def _holder(self, operation: PoolOperation, instance: ObservedInstance) -> PoolOperation | None:
-        """Return another operation that acts on the instance or keeps it out."""
-        for other in self.operations:
-            if other is operation or other.instance != instance.name or other.spec.type is OperationType.PURGE:
-                continue
-            status = other.status
-            under_way = status.phase in {OperationPhase.DRAINING, OperationPhase.RESTARTING}
-            kept = status.phase is OperationPhase.SUCCEEDED and instance.kept_out_by == other.metadata.name
-            older = status.phase is OperationPhase.PENDING and _order(other) < _order(operation)
-            if kept or (under_way and status.instance_uid == instance.uid) or older:
-                return other
-        return None
-
-    def _closed(self, operation: PoolOperation, side: Side, instance: ObservedInstance) -> str:
-        """Return why the operation cannot begin yet. Empty if it can."""
-        pod = instance.pod
-        if operation.spec.type is OperationType.RESTART and (pod is None or pod.terminating):
-            return f"{instance.name} has no pod" if pod is None else f"the pod {pod.name} is already being deleted"
-        if instance.drain_started is not None and instance.drain_reason != DrainReason.OPERATION:
-            why = "it is surplus" if instance.drain_reason == DrainReason.SCALE_DOWN else "its spec has changed"
-            return f"the pool itself drains {instance.name}, because {why}"
-        return self._last(side, instance, serves=instance.index in side.serving)
-
-    def _last(self, side: Side, instance: ObservedInstance, *, serves: bool) -> str:
-        """Return that no other instance serves, if that forbids to take this one. Empty otherwise.
-
-        `serves`: this one does, or did before it was taken out. A verdict on a drained instance does not say that.
-        """
-        if not serves or self.serving - {instance.index}:
-            return ""
-        return f"{instance.name} stays in the rotation, because no other instance of {side} serves"
 
     def _draining(self, operation: PoolOperation, side: Side, instance: ObservedInstance) -> Outcome:
         status, pod, routed = operation.status, instance.pod, side.observed.routed
@@ -261,7 +171,7 @@ class _Planner:
         if self.now >= operation.due and (left or restart):
             words = f"{instance.name} is not drained: {left}" if left else "its pod was not deleted"
             return late(operation, words)
-        if last := self._last(side, instance, serves=status.served):
+        if last := last_serving(side, instance, self.serving, serves=status.served):
             return self._waits(operation, last)
         if not left and not restart:
             words = f"{instance.name} is drained. It stays out of the rotation until this operation is deleted"
@@ -279,7 +189,7 @@ class _Planner:
     def _restarting(self, operation: PoolOperation, side: Side, instance: ObservedInstance) -> Outcome:
         status, pod = operation.status, instance.pod
         due = self._deed(operation, instance) is not None
-        if due and (last := self._last(side, instance, serves=status.served)):
+        if due and (last := last_serving(side, instance, self.serving, serves=status.served)):
             return self._waits(operation, last)
         waits = "its pod was not deleted" if due else _not_back(instance, routed=side.observed.routed)
         if not waits and pod is not None:

@@ -13,6 +13,7 @@ from typing import Any
 from ..api import names
 from ..api.reasons import Reason
 from ..api.services import DisaggregatedService
+from ..api.wording import some
 from ..build import router
 from ..build.common import keys_secret
 from ..build.network_policy import router_network_policy
@@ -160,8 +161,7 @@ def worker_events(changes: tuple[WorkerChange, ...]) -> tuple[Event, ...]:
     for action, reason, verb in words:
         urls = sorted({f"{change.role} {change.url}" for change in changes if change.action is action})
         if urls:
-            shown = ", ".join(urls[:5]) + (f" and {len(urls) - 5} more" if len(urls) > 5 else "")
-            events.append(Event(EventType.NORMAL, reason, f"{verb}: {shown}"))
+            events.append(Event(EventType.NORMAL, reason, f"{verb}: {some(urls)}"))
     return tuple(events)
 
 

@@ -35,12 +35,7 @@ class Engines:
     """
 
     def __init__(
-        self,
-        http: aiohttp.ClientSession,
-        keys: Keys,
-        who: str,
-        *,
-        write_budget: Callable[[], float] = lambda: math.inf,
+        self, http: aiohttp.ClientSession, keys: Keys, who: str, *, write_budget: Callable[[], float] = lambda: math.inf
     ) -> None:
         self._http, self._keys, self._who, self._write_budget = http, keys, who, write_budget
 

@@ -11,9 +11,6 @@ from ..api.reasons import Reason
 MAX_MESSAGE = 2048
 """Shorter than the limit in the CRD: a long message must not prevent the write of a status."""
 
-SHOWN = 5
-"""Items that a message lists."""
-
 Input = TypeVar("Input")
 
 
@@ -69,11 +66,6 @@ class ConditionWriter:
 def find(conditions: Iterable[Condition], kind: str) -> Condition | None:
     """Return the condition of a type."""
     return next((condition for condition in conditions if condition.type == kind), None)
-
-
-def some(items: Sequence[str], between: str = ", ") -> str:
-    """Return the first items as text, and how many more there are."""
-    return between.join(items[:SHOWN]) + (f" and {len(items) - SHOWN} more" if len(items) > SHOWN else "")
 
 
 def shortened(text: str, limit: int) -> str:

@@ -5,9 +5,10 @@ from datetime import datetime
 
 from ..api.reasons import ConditionType, Reason
 from ..api.services import DisaggregatedServiceStatus, WatchedInstanceStatus
+from ..api.wording import some
 from ..diagnose.model import Diagnosis
 from ..observe.model import ObservedFleet, ObservedPool
-from .chain import ConditionWriter, Rule, Violation, first_violation, shortened, some
+from .chain import ConditionWriter, Rule, Violation, first_violation, shortened
 from .pods import PodFacts, pod_trouble
 from .queues import oldest_waiting_since, queues_column, queues_healthy
 from .serving import is_ready, serving

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 
 from ..api.base import Condition, ConditionStatus
 from ..api.reasons import ConditionType, Reason
+from ..api.wording import some
 from ..plan.fences import Unproven
-from .chain import ConditionWriter, some
+from .chain import ConditionWriter
 
 
 def holds_provable(writer: ConditionWriter, unproven: Sequence[Unproven]) -> Condition:

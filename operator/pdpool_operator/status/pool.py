@@ -9,13 +9,14 @@ from ..api import names
 from ..api.base import Condition, ConditionStatus, format_time
 from ..api.pools import MAX_INSTANCES, InstanceStatus, PoolStatus, RepairRecord
 from ..api.reasons import ConditionType, Reason
+from ..api.wording import some
 from ..build.pool import pool_spec_hash
 from ..diagnose.model import Diagnosis, Verdict
 from ..observe.model import ObservedInstance, ObservedPool
 from ..plan.fences import Unproven
 from ..plan.model import Fault, Plan
 from ..plan.repair_model import Stop
-from .chain import ConditionWriter, Rule, Violation, first_violation, shortened, some
+from .chain import ConditionWriter, Rule, Violation, first_violation, shortened
 from .holds import holds_provable
 from .pods import PodFacts, pod_trouble
 from .queues import oldest_waiting_since, queues_column, queues_healthy

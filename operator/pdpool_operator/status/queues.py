@@ -5,8 +5,9 @@ from datetime import datetime, timedelta
 
 from ..api.base import Condition, ConditionStatus
 from ..api.reasons import ConditionType, Reason
+from ..api.wording import some
 from ..diagnose.model import Diagnosis, Verdict, worst
-from .chain import ConditionWriter, shortened, some
+from .chain import ConditionWriter, shortened
 
 MAX_COLUMN = 64
 """Limit of the field in the CRD."""

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from ..api.base import Condition, ConditionStatus
 from ..api.reasons import ConditionType, Reason
+from ..api.wording import some
 from ..diagnose.model import Diagnosis
-from .chain import ConditionWriter, some
+from .chain import ConditionWriter
 
 
 def peers_unreachable(writer: ConditionWriter, diagnoses: Sequence[Diagnosis]) -> tuple[Condition, ...]:

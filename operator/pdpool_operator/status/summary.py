@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from ..api.base import Condition, ConditionStatus, Metadata
 from ..api.names import ANNOTATION_RESTARTED_AT
 from ..api.reasons import ConditionType, Reason
+from ..api.wording import some
 from ..plan.model import Fault, Progress
-from .chain import ConditionWriter, Violation, some
+from .chain import ConditionWriter, Violation
 
 STALLING = frozenset(
     {

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Sequence
 from ..api.base import Condition, ConditionStatus
 from ..api.rdma import Memlock, RdmaMode, RdmaSpec
 from ..api.reasons import ConditionType, Reason
+from ..api.wording import some
 from ..diagnose.model import Diagnosis
 from ..diagnose.transport import UNKNOWN, uses_another
-from .chain import ConditionWriter, shortened, some
+from .chain import ConditionWriter, shortened
 
 MAX_SUMMARY = 128
 

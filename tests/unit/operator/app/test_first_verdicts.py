@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 from pdpool_operator.controller import reconcile
+from pdpool_operator.controller.again import FIRST_VERDICTS_AGAIN_S
 from pdpool_operator.controller.apply import Outcome
-from pdpool_operator.controller.reconcile import FIRST_VERDICTS_AGAIN_S, Controller
+from pdpool_operator.controller.reconcile import Controller
 from pdpool_operator.observe.keys import Key
 from pdpool_operator.plan.model import Plan
 from pdpool_operator.runtime.api_errors import ApiError
@@ -35,7 +36,7 @@ class World:
         monkeypatch.setattr(reconcile, "plan_service", lambda *_: Plan())
         monkeypatch.setattr(reconcile, "service_status", lambda *_: "not judged")
         monkeypatch.setattr(reconcile, "ServiceFacts", lambda *_: None)
-        monkeypatch.setattr(reconcile, "_parts", lambda *_: {})
+        monkeypatch.setattr(reconcile, "service_parts", lambda *_: {})
 
         async def body(*_: Any) -> dict[str, Any]:
             return SERVICE
@@ -56,6 +57,7 @@ class World:
             self.again_s = again_s
             return "result"
 
+        monkeypatch.setattr(reconcile, "result", result)
         self.cluster = SimpleNamespace(body=body, service=service, is_live=True)
         self.controller: Any = SimpleNamespace(
             bindings=SimpleNamespace(bind=lambda *_: False, pools=lambda _: ()),
@@ -68,7 +70,6 @@ class World:
             _carry_out=carry_out,
             _lacks_first_verdicts=lambda *_: True,
             reporter=SimpleNamespace(write_status=write, tell=tell),
-            _result=result,
         )
 
     async def reconcile(self) -> object:

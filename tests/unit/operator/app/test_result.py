@@ -1,19 +1,13 @@
 """When an object is reconciled again."""
 
-from typing import Any, cast
-
 from pdpool_operator.api.reasons import Reason
+from pdpool_operator.controller.again import UNSETTLED_AGAIN_S, result
 from pdpool_operator.controller.apply import Outcome
-from pdpool_operator.controller.reconcile import UNSETTLED_AGAIN_S, Controller
 from pdpool_operator.plan.model import Fault, Plan
 from pdpool_operator.plan.objects import TAKEN_POLL_S, blocked
 from pdpool_operator.runtime.manager import Result
 
 from tests.unit.operator.plan.makers import make_instance, make_pool
-
-
-def result(plan: Plan, outcome: Outcome) -> Result:
-    return Controller._result(cast("Any", None), plan, outcome)
 
 
 def test_a_name_that_is_taken_is_looked_at_soon_for_nobody_announces_when_it_is_free() -> None:

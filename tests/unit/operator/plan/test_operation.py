@@ -14,7 +14,8 @@ from pdpool_operator.api.reasons import Reason
 from pdpool_operator.observe.model import ObservedInstance, ObservedPool
 from pdpool_operator.plan.drain import GIVEN_UP_GRACE_S, keeps_out, with_operations
 from pdpool_operator.plan.model import Delete, DrainReason
-from pdpool_operator.plan.operation import OperationPlan, Side, plan_operations
+from pdpool_operator.plan.operation import OperationPlan, plan_operations
+from pdpool_operator.plan.operation_gates import Side
 from pdpool_operator.plan.operation_step import Step
 
 from .makers import T0, make_instance, make_observed, make_pod, make_pool, make_sample, seconds

@@ -10,7 +10,8 @@ from pdpool_operator.api.pools import Pool
 from pdpool_operator.api.reasons import Reason
 from pdpool_operator.observe.model import ObservedInstance, RankSample
 from pdpool_operator.plan.model import Purge, Purged
-from pdpool_operator.plan.operation import OperationPlan, Side, plan_operations
+from pdpool_operator.plan.operation import OperationPlan, plan_operations
+from pdpool_operator.plan.operation_gates import Side
 from pdpool_operator.plan.operation_step import Step
 
 from .makers import T0, make_instance, make_observed, make_pod, make_pool, make_sample, seconds
