@@ -176,6 +176,8 @@ DRILLS: Final = (
             (
                 r"\w+ (Ready=False|Reconciling=True|RouterReady=False) NodeNotReady",
                 r"event \w+ NodeNotReady",
+                # For a moment, the Deployment of the routers says so, and its pods do not yet.
+                r"pdsvc (Ready=False|Reconciling=True|RouterReady=False) RouterNotReady",
                 # The node may be dead, so its engines leave the rotation while others serve.
                 r"event pdsvc (WorkerRemoved|WorkerAdded)",
             ),
