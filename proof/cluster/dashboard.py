@@ -3,8 +3,9 @@
 The panels, their places and their queries are those of `dev.dashboard`. Grafana itself is not run.
 """
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -57,6 +58,7 @@ def draw(found: Mapping[str, Sequence[Line]], began: float, path: Path) -> None:
     rows = [
         (title, panels[at : at + COLUMNS]) for title, panels in ROWS.items() for at in range(0, len(panels), COLUMNS)
     ]
+    last = max((line.points[-1][0] - began for lines in found.values() for line in lines), default=60.0) / 60
     figure, axes = plt.subplots(len(rows), COLUMNS, figsize=(5 * COLUMNS, 2.4 * len(rows)), layout="constrained")
     for places, (title, panels) in zip(axes, rows, strict=True):
         places[0].set_ylabel(title, fontsize=10, fontweight="bold")
@@ -64,6 +66,7 @@ def draw(found: Mapping[str, Sequence[Line]], began: float, path: Path) -> None:
             place.set_axis_off()
         for place, panel in zip(places, panels, strict=False):
             _draw_panel(place, panel, found[panel.title], began)
+            place.set_xlim(0, last)
     for place in axes[-1]:
         place.set_xlabel("minutes", fontsize=7)
     figure.savefig(path, metadata={"Date": None})
@@ -75,14 +78,25 @@ def _draw_panel(place: Axes, panel: Panel, lines: Sequence[Line], began: float) 
     place.set_title(f"{panel.title}{unit}", fontsize=8)
     place.tick_params(labelsize=6)
     for number, line in enumerate(lines):
-        minutes = [(at - began) / 60 for at, _ in line.points]
         label = (line.name.strip() or "value") if number < SHOWN else None
-        place.plot(minutes, [value for _, value in line.points], label=label, lw=0.9)
+        points = list(_with_gaps(line.points))
+        place.plot([(at - began) / 60 for at, _ in points], [value for _, value in points], label=label, lw=0.9)
     if lines:
         place.legend(fontsize=4.5, loc="upper left", framealpha=0.5)
-        place.set_ylim(bottom=0)
+        highest = max(value for line in lines for _, value in line.points)
+        place.set_ylim(0, highest * 1.1 if highest > 0 else 1)
     else:
         place.text(0.5, 0.5, "no series", ha="center", va="center", fontsize=7, transform=place.transAxes)
+
+
+def _with_gaps(points: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float]]:
+    """Yield the points, with one that is not drawn where a series was absent."""
+    before = None
+    for at, value in points:
+        if before is not None and at - before > 1.5 * STEP_S:
+            yield before + STEP_S, math.nan
+        yield at, value
+        before = at
 
 
 def _lines(prometheus: str, query: Query, span: Mapping[str, float]) -> list[Line]:
