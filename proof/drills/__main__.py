@@ -1,6 +1,6 @@
 """Drills on the local cluster: faults and changes under steady traffic, the words that pdpool gives, what is lost.
 
-All of them three times take about three hours. An interrupted session is continued by the next one, unless the code has
+All of them three times take about 65 minutes. An interrupted session is continued by the next one, unless the code has
 changed. Exit code 1: a run was not right, or not all were played.
 """
 
