@@ -144,7 +144,7 @@ soak: $(READY) ## 100 000 aborted hand-offs over real data planes, every byte wa
 	@$(PY) -m proof.soak $(ARGS)
 
 .PHONY: drills
-drills: $(READY) ## Faults and changes on the cluster under traffic: what is lost and said, 3 h (ARGS='--times 1 --only router-lost')
+drills: $(READY) ## Faults and changes on the cluster under traffic: what is lost and said, 65 min (ARGS='--times 1 --only router-lost')
 	@$(PY) -m dev.cluster up
 	@$(PY) -m proof.drills --docs docs/drills.md $(ARGS)
 
