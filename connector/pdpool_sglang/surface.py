@@ -276,6 +276,11 @@ def running(scheduler: Any) -> int:  # noqa: ANN401
     return len(under_way(scheduler))
 
 
+def is_paused(scheduler: Any) -> bool:  # noqa: ANN401
+    """Whether `/pause_generation` stopped the scheduler's work. Its loop goes on."""
+    return bool(scheduler._engine_paused)
+
+
 def waits_for_holds_only(scheduler: Any) -> bool:  # noqa: ANN401
     """Whether a scheduler has nothing to do but to wait for proof."""
     decode = scheduler.disaggregation_mode.value == "decode"

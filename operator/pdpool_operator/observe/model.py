@@ -126,6 +126,8 @@ class ConnectorSample:
     """Hand-offs that have failed while their memory may still be accessed. An engine may keep their requests."""
     ended: Tally | None = None
     """Hand-offs that ended since the incarnation began. `None` if the connector does not report them."""
+    paused: bool = False
+    """The engine was told to pause, and reports it. Its requests do not move."""
 
 
 @dataclass(frozen=True, slots=True)
