@@ -264,7 +264,7 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
         """Report that the engine's scheduler loop is alive; optional, to be called in each of its turns.
 
         Args:
-            paused: The engine was told to pause. Its requests do not move, and nothing is at fault.
+            paused: The engine is paused on request. Its requests do not move, and nothing is at fault.
         """
         self._publisher.beat(paused=paused)
 

@@ -14,7 +14,7 @@ STALE = timedelta(seconds=STALE_S)
 TOKENS_LAG = timedelta(seconds=15)
 """SGLang counts the tokens of decode once in 40 steps."""
 
-PAUSED = "engine was told to pause"
+PAUSED = "engine is paused on request"
 
 PURPOSE = {
     "prefill_bootstrap": "for bootstrap",

@@ -227,7 +227,7 @@ def _is_overloaded(subject: Subject, now: datetime) -> bool:
 
 
 def _was_paused(subject: Subject, now: datetime) -> bool:
-    """Whether the engine was told to pause, so that its requests end at their deadlines."""
+    """Whether the engine is paused on request, so that its requests end at their deadlines."""
     return any(track.paused_at is not None and now - track.paused_at <= WINDOW for track in subject.tracks)
 
 

@@ -53,7 +53,7 @@ is enough once requests on the other side are overdue. That does not hold before
 hand-off: its first requests compile kernels. A connector that does not answer is no evidence: such an engine is
 `Unknown`.
 
-An engine that was told to pause is silent for the other side. It is not at fault itself, but `Unknown`, until
+An engine that is paused on request is silent for the other side. It is not at fault itself, but `Unknown`, until
 stuckAfter after its pause.
 
 An engine without pdpool's connector is judged by the same table, from what it reports itself. There is no age, so
@@ -207,7 +207,7 @@ def _excused(finding: Finding, track: RankTrack, around: Surroundings) -> Findin
     recently = track.paused_at is not None and around.now - track.paused_at < around.stuck_after
     if finding.verdict is not Verdict.STUCK or not recently:
         return finding
-    return Finding(Verdict.UNKNOWN, f"{finding.message}; its {PAUSED} until recently")
+    return Finding(Verdict.UNKNOWN, f"{finding.message}; its engine was paused until recently")
 
 
 def _why_unknown(track: RankTrack, now: datetime) -> str:

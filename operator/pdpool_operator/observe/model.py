@@ -127,7 +127,7 @@ class ConnectorSample:
     ended: Tally | None = None
     """Hand-offs that ended since the incarnation began. `None` if the connector does not report them."""
     paused: bool = False
-    """The engine was told to pause, and reports it. Its requests do not move."""
+    """The engine is paused on request, and reports it. Its requests do not move."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Engines that were told to pause, for example for new weights. Nothing moves in them, and nothing is at fault."""
+"""Engines that are paused on request, for example for new weights. Nothing moves in them, and nothing is at fault."""
 
 from dataclasses import replace
 
@@ -64,7 +64,7 @@ def test_paused_engine_is_never_at_fault(at: int, beat_age_s: float) -> None:
     found = judge(prefill, decode, at)
     assert (found.verdict, found.message) == (
         Verdict.UNKNOWN,
-        "prefill chat-prefill-0 rank 0: its engine was told to pause",
+        "prefill chat-prefill-0 rank 0: its engine is paused on request",
     )
 
 
@@ -73,7 +73,7 @@ def test_engine_that_waits_for_a_paused_one_is_blocked(at: int) -> None:
     prefill, decode = pair(at)
     found = judge(decode, prefill, at)
     assert (found.verdict, found.blames) == (Verdict.BLOCKED, ("chat-prefill-0",))
-    assert found.message.endswith("requests wait for the KV cache; chat-prefill-0 engine was told to pause")
+    assert found.message.endswith("requests wait for the KV cache; chat-prefill-0 engine is paused on request")
 
 
 @pytest.mark.parametrize("at", [93, 102, 117])
@@ -82,7 +82,7 @@ def test_nobody_is_at_fault_just_after_a_pause(at: int) -> None:
     assert judge(decode, prefill, at).verdict is Verdict.BLOCKED
     found = judge(prefill, decode, at)
     assert found.verdict is Verdict.UNKNOWN
-    assert found.message.endswith("its engine was told to pause until recently")
+    assert found.message.endswith("its engine was paused until recently")
 
 
 def test_engine_that_hangs_after_its_pause_is_stuck() -> None:
