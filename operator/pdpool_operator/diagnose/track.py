@@ -10,7 +10,7 @@ token through the queues while no request runs. So such a queue has moved when i
 has worked. It has worked if it finished a request or computed more tokens than probes do.
 
 An engine's loop *resumes* when it runs after a gap of `GAP_S` or longer. An engine that waited for it needs time to
-catch up, and is not at fault until then. The loop of an engine that is paused on request counts as one that does not run.
+catch up, and is not at fault until then. A loop that is paused on request counts as one that does not run.
 """
 
 from collections.abc import Mapping, Sequence
