@@ -74,6 +74,8 @@ def silence_of(track: RankTrack, now: datetime, limit: timedelta) -> str:
         return ""
     if sample.connector is not None and sample.connector.paused:
         return PAUSED if timedelta(seconds=track.beat_age_s) >= limit else ""
+    if sample.connector is not None and timedelta(seconds=track.hung_s) >= limit:
+        return "connector loop does not run while its admin endpoint answers"
     if sample.connector is not None:
         silent = timedelta(seconds=sample.connector.beat_age_s or 0.0) >= limit
         return "engine loop does not run while its connector answers" if silent else ""

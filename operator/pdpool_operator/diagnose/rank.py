@@ -53,6 +53,8 @@ is enough once requests on the other side are overdue. That does not hold before
 hand-off: its first requests compile kernels. A connector that does not answer is no evidence: such an engine is
 `Unknown`.
 
+A connector whose own loop does not run makes its engine silent too.
+
 An engine that is paused on request is silent for the other side. It is not at fault itself, but `Unknown`, until
 stuckAfter after its pause.
 
