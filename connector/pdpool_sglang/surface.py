@@ -267,7 +267,7 @@ def under_way(scheduler: Any) -> list[str]:  # noqa: ANN401
         return found
     prealloc = scheduler.disagg_decode_prealloc_queue
     found += [one.req.rid for one in prealloc.queue if not one.waiting_for_input]
-    found += [one.rid for one in prealloc.retracted_queue]
+    found += [one.rid for one in (*prealloc.retracted_queue, *prealloc.held_rebootstrap_reqs)]
     return found + [one.rid for one in scheduler.running_batch.reqs]
 
 
