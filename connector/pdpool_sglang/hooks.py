@@ -76,7 +76,7 @@ def ingest_requests(result: Any, scheduler: Any, *rest: Any, **named: Any) -> No
     manager = surface.manager
     if manager is None:
         return
-    manager.connector.beat()
+    manager.connector.beat(paused=surface.is_paused(scheduler))
     if manager.queues.is_due():
         manager.queues.sample(surface.queues(scheduler), surface.under_way(scheduler))
     manager.holds.release(partial(surface.agree, scheduler))

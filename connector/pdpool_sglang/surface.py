@@ -267,13 +267,18 @@ def under_way(scheduler: Any) -> list[str]:  # noqa: ANN401
         return found
     prealloc = scheduler.disagg_decode_prealloc_queue
     found += [one.req.rid for one in prealloc.queue if not one.waiting_for_input]
-    found += [one.rid for one in prealloc.retracted_queue]
+    found += [one.rid for one in (*prealloc.retracted_queue, *prealloc.held_rebootstrap_reqs)]
     return found + [one.rid for one in scheduler.running_batch.reqs]
 
 
 def running(scheduler: Any) -> int:  # noqa: ANN401
     """Number of requests under way."""
     return len(under_way(scheduler))
+
+
+def is_paused(scheduler: Any) -> bool:  # noqa: ANN401
+    """Whether `/pause_generation` stopped the scheduler's work. Its loop goes on."""
+    return bool(scheduler._engine_paused)
 
 
 def waits_for_holds_only(scheduler: Any) -> bool:  # noqa: ANN401

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -47,6 +46,7 @@ from .runtime.metrics import Metrics
 from .runtime.queue import WorkQueue
 from .runtime.recorder import Recorder
 from .runtime.resources import OPERATIONS, PODS, Resource
+from .runtime.steady_clock import SteadyClock
 from .runtime.stopping import Signals, unless
 from .runtime.store import Store
 from .runtime.watch_feeds import WatchFeeds
@@ -65,10 +65,6 @@ CONTROL_CONNECTIONS = 64
 log = logging.getLogger("pdpool_operator")
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
 def _stop_at_once(why: str) -> None:
     """Exit at once: another operator may be writing from now on, so no further code of this one may run."""
     log.critical("no longer the leader: %s; stopping at once", why)
@@ -82,7 +78,8 @@ class Operator:
         self.config = config
         self.queue: WorkQueue[Key] = WorkQueue(time.monotonic)
         self.bindings = Bindings()
-        self.judge = Judge(self.bindings, _now, self.queue.add)
+        now = SteadyClock()
+        self.judge = Judge(self.bindings, now, self.queue.add)
         self.metrics = Metrics(
             queues=self.judge.queues,
             holds=self.judge.holds,
@@ -116,11 +113,11 @@ class Operator:
         self.sampler = Sampler(
             clients.pods,
             clock=time.monotonic,
-            now=_now,
+            now=now,
             on_samples=self.judge.on_samples,
             on_look=self._count_look,
         )
-        self.router_outcomes = RouterOutcomes(clients.pods, now=_now, on_sample=self.judge.on_router)
+        self.router_outcomes = RouterOutcomes(clients.pods, now=now, on_sample=self.judge.on_router)
         self.lives = Lives()
         self.pod_nodes = PodNodes()
         self.keys = Keys(config.seeds, config.key_epoch)
@@ -134,7 +131,7 @@ class Operator:
         engines = Engines(
             clients.control, self.keys, f"operator {config.identity}", write_budget=self.elector.write_budget_s
         )
-        fencer = Fencer(engines, self.sampler, self.lives, self.pod_nodes, _now, self._count_fence)
+        fencer = Fencer(engines, self.sampler, self.lives, self.pod_nodes, now, self._count_fence)
         self.judge.words_due = fencer.look
         self.served = ServedFields(self.api, self.metrics.report_missing_fields)
         self.catch_up = CatchUp(
@@ -147,8 +144,8 @@ class Operator:
             nudge=self._nudge,
         )
         routers = RouterClient(clients.control, write_budget=self.elector.write_budget_s)
-        recorder = Recorder(self.api, config.identity, _now)
-        operations = Operations(self.api, engines, self.served, recorder, self.metrics, _now)
+        recorder = Recorder(self.api, config.identity, now)
+        operations = Operations(self.api, engines, self.served, recorder, self.metrics, now)
         self.controller = Controller(
             api=self.api,
             cluster=Cluster(
@@ -159,7 +156,7 @@ class Operator:
                 self.keys.router,
                 config.key_epoch,
                 self.lives,
-                _now,
+                now,
                 lambda: self.catch_up.has_operations,
             ),
             routers=routers,
@@ -168,14 +165,14 @@ class Operator:
             fencer=fencer,
             repairs=Repairer(self.api, engines, self.bindings, self.served),
             operations=operations,
-            node_fences=NodeFences(reads, self.api, self.sampler, self.pod_nodes, fencer, operations, _now),
+            node_fences=NodeFences(reads, self.api, self.sampler, self.pod_nodes, fencer, operations, now),
             bindings=self.bindings,
-            reporter=Reporter(self.api, self.served, recorder, self.metrics, _now),
+            reporter=Reporter(self.api, self.served, recorder, self.metrics, now),
             metrics=self.metrics,
             engine_settings=self._engine_settings,
             router_key=self.keys.router,
             enqueue=self.queue.add,
-            now=_now,
+            now=now,
         )
         self.watching = asyncio.Event()
 

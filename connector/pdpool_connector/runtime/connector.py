@@ -260,9 +260,13 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
         old = [one for one in self._transfers if not one.status.ended and one.opened_at <= before]
         return sum(self._post(AbortTransfer(one._handle, reason, Cause.PURGED)) for one in old)
 
-    def beat(self) -> None:
-        """Report that the engine's scheduler loop is alive; optional, to be called in each of its turns."""
-        self._publisher.beat()
+    def beat(self, *, paused: bool = False) -> None:
+        """Report that the engine's scheduler loop is alive; optional, to be called in each of its turns.
+
+        Args:
+            paused: The engine is paused on request. Its requests do not move, and nothing is at fault.
+        """
+        self._publisher.beat(paused=paused)
 
     # --- Queries ---
 
@@ -586,6 +590,7 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
             uptime_s=0.0,
             loop_lag_s=0.0,
             engine_beat_age_s=None,
+            engine_paused=False,
             draining=self._machine.draining,
             queues={label: queue for label, queue in counts.items() if "_" in label},
             engine_queues={},

@@ -87,6 +87,7 @@ class ConnectorStats:
         attempts: Hand-offs by state.
         pod_uid, container: Where it runs, as its peers receive it.
         engine_beat_age_s: Seconds since the engine's last `beat`; None if there was none.
+        engine_paused: The engine said with its last `beat` that it is paused on purpose.
     """
 
     role: str
@@ -101,6 +102,7 @@ class ConnectorStats:
     uptime_s: float
     loop_lag_s: float
     engine_beat_age_s: float | None
+    engine_paused: bool
     draining: bool
     queues: Mapping[str, QueueStats]
     engine_queues: Mapping[str, QueueStats]

@@ -27,6 +27,7 @@ class StatsPublisher:
         self._take, self._lag, self._timeouts = take, lag, timeouts
         self._born = self._taken_at = time.monotonic()
         self._engine_beat: float | None = None
+        self._engine_paused = False
         self.engine_ran_s = 0.0
         """Seconds for which the engine's loop was seen running; see `EngineRan`."""
         self._queues: dict[str, tuple[float, QueueStats]] = {}
@@ -40,12 +41,12 @@ class StatsPublisher:
             self._taken_at = now
             self._snapshot = self._take(now)
 
-    def beat(self) -> None:
-        """The engine's scheduler loop is alive."""
+    def beat(self, *, paused: bool = False) -> None:
+        """The engine's scheduler loop is alive, and may be paused on purpose."""
         now = time.monotonic()
         if self._engine_beat is not None:
             self.engine_ran_s += min(now - self._engine_beat, self._timeouts.engine_step_s)
-        self._engine_beat = now
+        self._engine_beat, self._engine_paused = now, paused
 
     def set_queue(self, name: str, queue: QueueStats) -> None:
         """Show a queue of the engine's own. It ages until it is shown again. Raises ValueError for one too many."""
@@ -66,6 +67,7 @@ class StatsPublisher:
             uptime_s=now - self._born,
             loop_lag_s=self._lag(),
             engine_beat_age_s=None if beat is None else now - beat,
+            engine_paused=self._engine_paused,
             queues={**shown, **snapshot.queues},
             engine_queues=shown,
         )

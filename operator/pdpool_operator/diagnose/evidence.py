@@ -14,6 +14,8 @@ STALE = timedelta(seconds=STALE_S)
 TOKENS_LAG = timedelta(seconds=15)
 """SGLang counts the tokens of decode once in 40 steps."""
 
+PAUSED = "engine is paused on request"
+
 PURPOSE = {
     "prefill_bootstrap": "for bootstrap",
     "prefill_inflight": "for the transfer",
@@ -70,6 +72,10 @@ def silence_of(track: RankTrack, now: datetime, limit: timedelta) -> str:
     sample = track.latest
     if not is_current(track, now):
         return ""
+    if sample.connector is not None and sample.connector.paused:
+        return PAUSED if timedelta(seconds=track.beat_age_s) >= limit else ""
+    if sample.connector is not None and timedelta(seconds=track.hung_s) >= limit:
+        return "connector loop does not run while its admin endpoint answers"
     if sample.connector is not None:
         silent = timedelta(seconds=sample.connector.beat_age_s or 0.0) >= limit
         return "engine loop does not run while its connector answers" if silent else ""

@@ -22,7 +22,8 @@ engine has failures too. Per instance and source, within the last minute, with  
     suspected        <=>  it fails by itself, and has more failures than each instance of the other side that does too.
                           It has more failures in the minute than each that fails far more than its sibling (FAR_LESS).
                           With equally many, the network between the two may be cut.
-                          It is not overloaded, and no instance of the other side excuses it
+                          It is not overloaded, was not paused within the minute, and no instance of the other side
+                          excuses it
 
     overloaded       <=>  it waited, and its connector finished hand-offs within GOES_ON or its prefill engine computes.
                           Requests that wait for so long end at their deadlines
@@ -182,7 +183,9 @@ def _suspects(own: Sequence[Subject], others: Sequence[Subject], now: datetime) 
         explained = max(_far_more_failures(others, source, now), default=0)
         for subject in own:
             evidence = failing.get(subject.name)
-            if evidence is None or evidence.tally.failed <= most or _is_overloaded(subject, now):
+            if evidence is None or evidence.tally.failed <= most:
+                continue
+            if _is_overloaded(subject, now) or _was_paused(subject, now):
                 continue
             if subject.tally(source, _start(subject, now)).failed > explained:
                 found.setdefault(subject.name, evidence)
@@ -221,6 +224,11 @@ def _is_overloaded(subject: Subject, now: datetime) -> bool:
         return False
     computes = subject.role is Role.PREFILL and any(ran_lately(track, now) for track in subject.tracks)
     return computes or subject.tally("connector", now - GOES_ON).done > 0
+
+
+def _was_paused(subject: Subject, now: datetime) -> bool:
+    """Whether the engine is paused on request, so that its requests end at their deadlines."""
+    return any(track.paused_at is not None and now - track.paused_at <= WINDOW for track in subject.tracks)
 
 
 def _waited(subject: Subject, now: datetime) -> bool:

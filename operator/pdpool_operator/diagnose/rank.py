@@ -53,6 +53,11 @@ is enough once requests on the other side are overdue. That does not hold before
 hand-off: its first requests compile kernels. A connector that does not answer is no evidence: such an engine is
 `Unknown`.
 
+A connector whose own loop does not run makes its engine silent too.
+
+An engine that is paused on request is silent for the other side. It is not at fault itself, but `Unknown`, until
+stuckAfter after its pause.
+
 An engine without pdpool's connector is judged by the same table, from what it reports itself. There is no age, so
 oldest(q) is still(q). The lengths of gauges may be out of date for `lag_s`, which is taken off still(q). The engine is
 silent when requests run and it has computed no token for stuckAfter, TOKENS_LAG and `lag_s`. It is known to run when
@@ -79,6 +84,7 @@ from ..api.names import Role
 from ..observe.model import EngineSample
 from .departures import Departures
 from .evidence import (
+    PAUSED,
     STALE_S,
     Wait,
     current_queues,
@@ -186,14 +192,24 @@ def judge_rank(track: RankTrack, around: Surroundings, shared: EngineSample | No
     """
     if current_queues(track, around.now) is None:
         return Finding(Verdict.UNKNOWN, _why_unknown(track, around.now))
+    if track.paused_since is not None and track.paused_at == track.answered_at:
+        return Finding(Verdict.UNKNOWN, f"its {PAUSED}")
     waits = list(waits_of(track, around.now))
     if silence := silence_of(track, around.now, around.silent_limit(track)):
         return Finding(Verdict.STUCK, "; ".join([silence, *(str(wait) for wait in waits)]))
     findings = [_judge_overdue(wait, track, around, shared) for wait in waits if wait.overdue(around.stuck_after)]
     findings += _judge_leaks(track)
     if findings:
-        return max(findings, key=lambda finding: finding.verdict.severity)
+        return _excused(max(findings, key=lambda finding: finding.verdict.severity), track, around)
     return _judge_healthy(track, waits)
+
+
+def _excused(finding: Finding, track: RankTrack, around: Surroundings) -> Finding:
+    """Return a finding that finds no fault in an engine that was paused until recently. It needs time to catch up."""
+    recently = track.paused_at is not None and around.now - track.paused_at < around.stuck_after
+    if finding.verdict is not Verdict.STUCK or not recently:
+        return finding
+    return Finding(Verdict.UNKNOWN, f"{finding.message}; its engine was paused until recently")
 
 
 def _why_unknown(track: RankTrack, now: datetime) -> str:

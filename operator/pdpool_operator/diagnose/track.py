@@ -10,7 +10,8 @@ token through the queues while no request runs. So such a queue has moved when i
 has worked. It has worked if it finished a request or computed more tokens than probes do.
 
 An engine's loop *resumes* when it runs after a gap of `GAP_S` or longer. An engine that waited for it needs time to
-catch up, and is not at fault until then.
+catch up, and is not at fault until then. A loop that is paused on request counts as one that does not run. So does one
+whose connector hangs: the connector's numbers then stay as they were.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,7 +70,13 @@ class RankTrack:
     """From the connector's last answer. Empty if it never answered."""
     queues: Mapping[str, QueueTrack] = field(default_factory=dict)
     beat_age_s: float = 0.0
-    """From the connector's last answer. 0 for an engine that does not report it."""
+    """From the connector's last answer, or the length of a reported pause, or `hung_s`. 0 if it reports none."""
+    hung_s: float = 0.0
+    """For how long the connector's own loop hangs. Two answers show it: the time grows from one to the next."""
+    paused_since: datetime | None = None
+    """Time of the first sample of a pause that goes on."""
+    paused_at: datetime | None = None
+    """Time of the last sample at which the engine had been paused for `GAP_S`."""
     resumed_at: datetime | None = None
     """Time of the sample at which the engine's loop last resumed after a gap."""
     gap_s: float = 0.0
@@ -113,7 +120,10 @@ def follow(track: RankTrack | None, sample: RankSample, ranks: Sequence[RankSamp
     if sample.connector is None:
         return replace(track, latest=sample)
     same = track.incarnation == sample.connector.incarnation
-    beat_age_s = sample.connector.beat_age_s or 0.0
+    paused_since = _paused_since(track.paused_since if same else None, sample)
+    pause_s = (sample.at - paused_since).total_seconds() if paused_since is not None else 0.0
+    hung_s = _hung_s(track.answer if same else None, sample.connector)
+    beat_age_s = max(sample.connector.beat_age_s or 0.0, pause_s, hung_s)
     runs = beat_age_s < GAP_S
     resumed = same and runs and track.beat_age_s >= GAP_S
     return RankTrack(
@@ -122,6 +132,9 @@ def follow(track: RankTrack | None, sample: RankSample, ranks: Sequence[RankSamp
         incarnation=sample.connector.incarnation,
         queues=_progress(track.queues if same else {}, sample.connector.queues, sample.at),
         beat_age_s=beat_age_s,
+        hung_s=hung_s,
+        paused_since=paused_since,
+        paused_at=sample.at if paused_since is not None and not runs else track.paused_at if same else None,
         ended=_ended(track.ended if same else None, sample.connector, sample.at),
         resumed_at=sample.at if resumed else track.resumed_at,
         gap_s=track.beat_age_s if resumed else track.gap_s,
@@ -130,6 +143,16 @@ def follow(track: RankTrack | None, sample: RankSample, ranks: Sequence[RankSamp
         answered_at=sample.at,
         orphans=follow_orphans(track.orphans if same else {}, sample, ranks or [sample]) if runs else {},
     )
+
+
+def _hung_s(before: ConnectorSample | None, now: ConnectorSample) -> float:
+    """Return for how long the connector's loop hangs. A long turn that has ended keeps its length."""
+    hangs = before is not None and GAP_S <= before.loop_lag_s < now.loop_lag_s
+    return now.loop_lag_s if hangs else 0.0
+
+
+def _paused_since(before: datetime | None, sample: RankSample) -> datetime | None:
+    return (before or sample.at) if sample.connector is not None and sample.connector.paused else None
 
 
 def _has_waited(connector: ConnectorSample) -> bool:

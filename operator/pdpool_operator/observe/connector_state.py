@@ -55,6 +55,8 @@ class _State(Answer):
     pod_uid: Name = ""
     container: Annotated[str, Field(max_length=256)] = ""
     engine_beat_age_s: Seconds | None = None
+    engine_paused: bool = False
+    loop_lag_s: Seconds = 0.0
     queues: Annotated[dict[Name, _Queue], Field(max_length=16)]
     holds: Count = 0
     held_bytes: Count = 0
@@ -86,6 +88,8 @@ def parse_state(body: bytes) -> ConnectorSample:
     return ConnectorSample(
         incarnation=state.incarnation,
         beat_age_s=state.engine_beat_age_s,
+        paused=state.engine_paused,
+        loop_lag_s=state.loop_lag_s,
         queues=_queues(state.queues),
         engine_queues=_queues(state.engine_queues),
         unsettled=sum(state.attempts[name].reqs for name in UNSETTLED & state.attempts.keys()),

@@ -126,6 +126,12 @@ class ConnectorSample:
     """Hand-offs that have failed while their memory may still be accessed. An engine may keep their requests."""
     ended: Tally | None = None
     """Hand-offs that ended since the incarnation began. `None` if the connector does not report them."""
+    paused: bool = False
+    """The engine is paused on request, and reports it. Its requests do not move."""
+    loop_lag_s: float = 0.0
+    """Longest turn of the connector's own loop in the last seconds, or for how long it hangs. The other numbers are as
+    of its last turn.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ An instance is *drained* when no new work can reach it and no old work is left:
     drained  <=>  no router lists it
              and  every rank has answered a request sent after  drain_seen + SETTLE_S
              and  running = waiting = queues = holds = 0  on every rank, leaked requests not counted
+             and  no rank is paused: SGLang counts requests nowhere that it has retracted for a pause
 
 `drain_seen` is when this process first saw the drain. Samples are stamped by the same clock. The operator that began
 the drain may have had another clock.
@@ -116,6 +117,8 @@ def _left(instance: ObservedInstance) -> Iterator[str]:
             yield f"rank {number} does not answer ({rank.connector_error or rank.engine_error})"
         elif known := _known_work(instance, number):
             yield f"rank {number} has {', '.join(known)}"
+        elif rank.connector is not None and rank.connector.paused:
+            yield f"rank {number} is paused on request, and hides its work"
         elif seen is None or rank.asked_at < seen + timedelta(seconds=SETTLE_S):
             yield f"rank {number} has not been sampled since it left the rotation"
 

@@ -142,7 +142,7 @@ def _advance(
     if why := gates.forbids(record, patient):
         return _withdrawn(record, why, now)
     prepared = record.action is not RepairAction.REPLACE or patient.avoids_node == record.node
-    if patient.health is Health.UNKNOWN or not prepared:
+    if patient.health is Health.UNKNOWN or not prepared or not gates.may_delete():
         return _Advance(record)
     return _Advance(record, Delete("Pod", patient.pod, patient.pod_uid, GRACE_S))
 

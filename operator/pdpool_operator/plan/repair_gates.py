@@ -25,7 +25,7 @@ Gates, in this order. The first one that is closed gives the reason. Repair stop
 
     budget *      fewer than restartsPerHour restarts and replacements in the service within an hour
 
-    cooldown      none of both in the service within COOLDOWN
+    cooldown      none of both in the service within COOLDOWN. Intents that waited for a verdict keep to it as well
 
 A purge takes nothing out of service. It has only the gates of mode and breaker. Its own budget and cooldown never stop
 repair. While another purge of the service settles, the instance waits. After MAX_PURGES within an hour in the service,
@@ -75,6 +75,10 @@ class Gates:
         self._spec, self._patients, self._now = spec, patients, now
         made = [r for r in (*records, *partners) if r.state is not RepairState.PROPOSED and is_recent(r, now)]
         self._restarts = [record.since for record in made if record.action is not RepairAction.PURGE]
+        self._deeds = [r.since for r in made if r.action is not RepairAction.PURGE and r.state is RepairState.DONE]
+        """When pods were deleted for repair."""
+        if any(self._is_carried_out(record) for record in records):
+            self._deeds.append(now)
         self._purges = [record.since for record in made if record.action is RepairAction.PURGE]
         self._last = {
             record.index: record
@@ -91,6 +95,13 @@ class Gates:
     def intend(self, action: RepairAction) -> None:
         """Count a repair that is now intended."""
         (self._purges if action is RepairAction.PURGE else self._restarts).append(self._now)
+
+    def may_delete(self) -> bool:
+        """Return whether a pod may be deleted now, and count it if so. Several intents may have waited for verdicts."""
+        if any(self._now - at < COOLDOWN for at in self._deeds):
+            return False
+        self._deeds.append(self._now)
+        return True
 
     def rung(self, patient: Patient, purges: Mapping[str, RepairRecord]) -> RepairAction | None:
         """Return the next repair of an instance at fault. None while a purge goes on or settles.
@@ -140,6 +151,12 @@ class Gates:
         if unsafe is None and record.action is not RepairAction.PURGE:
             unsafe = self._last_serving(patient)
         return unsafe.words if unsafe is not None else ""
+
+    def _is_carried_out(self, record: RepairRecord) -> bool:
+        """Whether the pod of an intended restart or replacement is gone, or terminates."""
+        if record.state is not RepairState.INTENDED or record.action is RepairAction.PURGE:
+            return False
+        return all(one.terminating for one in self._patients if one.pod_uid == record.pod_uid)
 
     def _renewal(self, patient: Patient) -> RepairAction:
         """Return whether the pod is to be restarted or replaced."""

@@ -145,5 +145,5 @@ def _listed_urls(workers_json: str | None) -> frozenset[str]:
     try:
         lists = json.loads(workers_json or "{}")
         return frozenset(str(entry["url"]) for role in ("prefill", "decode") for entry in lists.get(role, []))
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return frozenset()

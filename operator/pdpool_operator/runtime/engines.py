@@ -70,9 +70,12 @@ class Engines:
         if outcome != "given":
             return Purged(purge, outcome, words=answer)
         try:
-            return Purged(purge, outcome, int(json.loads(answer)["purged"]))
+            count = json.loads(answer)["purged"]
         except (ValueError, TypeError, KeyError):
+            count = None
+        if not isinstance(count, int) or count < 0:
             return Purged(purge, "unanswered", words=f"invalid: {answer}")
+        return Purged(purge, outcome, count)
 
     async def _post(self, to: Fence | Purge, operation: str, body: Mapping[str, object]) -> tuple[str, str]:
         """Return the outcome, and the answer in text."""

@@ -48,6 +48,14 @@ def test_open_after_close_fails_at_once(memory: KVMemory) -> None:
     assert connector.stats().outcomes["failed"] == 1
 
 
+def test_pause_is_shown_until_a_beat_without_one(prefill: PrefillConnector) -> None:
+    shown = [prefill.stats().engine_paused]
+    for paused in (True, False):
+        prefill.beat(paused=paused)
+        shown.append(prefill.stats().engine_paused)
+    assert shown == [False, True, False]
+
+
 def test_decode_open_after_close_is_releasable(memory: KVMemory) -> None:
     connector = DecodeConnector(ConnectorConfig("127.0.0.1"), memory)
     connector.start()

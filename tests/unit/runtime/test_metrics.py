@@ -30,6 +30,7 @@ def stats() -> ConnectorStats:
         uptime_s=1.0,
         loop_lag_s=0.25,
         engine_beat_age_s=None,
+        engine_paused=False,
         draining=False,
         queues={},
         engine_queues={},

@@ -1,6 +1,7 @@
 """Continuous judging: a pool is reconciled when its status is out of date, and otherwise not."""
 
 import itertools
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -24,6 +25,7 @@ from pdpool_operator.observe.model import (
 )
 from pdpool_operator.observe.router_outcomes import RouterSample
 from pdpool_operator.observe.sampler import Target
+from pdpool_operator.runtime.steady_clock import SteadyClock
 from pdpool_operator.status.transition import REFRESH
 
 START = datetime(2026, 1, 2, tzinfo=UTC)
@@ -32,12 +34,13 @@ PREFILL, DECODE = Key("PrefillPool", "llm", "chat"), Key("DecodePool", "llm", "c
 
 
 class World:
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], datetime] | None = None) -> None:
         self.now = START
+        self.clock = clock or (lambda: self.now)
         self.asked: list[Key] = []
         bindings = Bindings()
         bindings.bind(SERVICE, "chat", "chat")
-        self.judge = Judge(bindings, lambda: self.now, self.asked.append)
+        self.judge = Judge(bindings, self.clock, self.asked.append)
 
     def observe(self, key: Key, *more: str) -> None:
         """Observe the pool's first instance, and one more for each further pod's UID. An empty UID: it has no pod."""
@@ -307,6 +310,24 @@ def test_stuck_instance_is_out_until_it_has_worked_for_a_while(world):
     world.now += RETURN_AFTER
     assert look(beat_age_s=0) == [False]
     assert {DECODE, SERVICE} <= set(world.asked), "the routers must list it again"
+
+
+@pytest.mark.parametrize("jump_s", [60, -600])
+def test_clock_that_is_set_changes_no_verdict(jump_s: float) -> None:
+    """Requests wait long here, and one goes on every 12 s."""
+    wall, uptime = START.timestamp(), 0.0
+    world = World(SteadyClock(lambda: wall, lambda: uptime))
+    world.observe(PREFILL)
+    world.observe(DECODE)
+    found = set()
+    for look in range(60):
+        world.now = world.clock()
+        world.sample(Role.PREFILL, {"prefill_bootstrap": (9, 40.0, look // 4)})
+        world.sample(Role.DECODE, {"decode_transfer": (0, None, look // 4)})
+        if look > 20:
+            found.add(world.verdict(PREFILL))
+        wall, uptime = wall + 3 + (jump_s if look == 41 else 0), uptime + 3
+    assert found == {"Saturated"}
 
 
 def test_pool_has_numbers_to_scale_by_until_it_is_blocked(world):

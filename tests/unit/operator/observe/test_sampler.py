@@ -41,8 +41,9 @@ STATE = {
     "pod_uid": "pod-1",
     "container": "boot pid:[1] 7",
     "uptime_s": 12.5,
-    "loop_lag_s": 0.001,
+    "loop_lag_s": 4.5,
     "engine_beat_age_s": 31.0,
+    "engine_paused": True,
     "draining": False,
     "queues": {
         "prefill_bootstrap": {"reqs": 3, "oldest_s": 40.5, "moved_total": 17},
@@ -180,6 +181,7 @@ async def test_both_sources_are_taken_in(http, serve):
     assert sample.connector.queues["prefill_bootstrap"].moved_total == 17
     assert sample.connector.queues["prefill_inflight"].oldest_s is None
     assert sample.connector.beat_age_s == 31.0
+    assert (sample.connector.paused, sample.connector.loop_lag_s) == (True, 4.5)
     assert sample.connector.holds == 1
     assert sample.connector.held_for == (HoldSample("ef" * 16, "pod-9", "boot pid:[1] 3"),)
     assert (sample.connector.pod_uid, sample.connector.container) == ("pod-1", "boot pid:[1] 7")

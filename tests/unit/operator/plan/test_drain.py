@@ -56,6 +56,14 @@ def test_what_is_left_or_cannot_be_seen_keeps_a_drain_going(changes: dict[str, A
     assert work_left(draining(**changes), routed=True) == (left,)
 
 
+def test_paused_engine_is_not_drained() -> None:
+    """SGLang puts the requests that it retracts for a pause aside, and counts them nowhere."""
+    sample = make_sample(LATER)
+    assert sample.connector is not None
+    paused = replace(sample, connector=replace(sample.connector, paused=True))
+    assert work_left(draining(ranks={0: paused}), routed=True) == ("rank 0 is paused on request, and hides its work",)
+
+
 def test_ranks_whose_requests_another_rank_counts_do_not_keep_a_drain_going() -> None:
     counted_elsewhere = replace(make_sample(LATER, rank=1), engine=None)
     assert work_left(draining(ranks={0: make_sample(LATER), 1: counted_elsewhere}), routed=True) == ()

@@ -137,6 +137,28 @@ def test_intent_waits_for_a_verdict_ten_minutes():
     assert states(ends) == {"uid-0": RepairState.WITHDRAWN}
 
 
+def test_intents_that_fall_due_together_are_done_one_by_one():
+    """The first one has waited for a verdict, for example because the operator was killed."""
+    both = (SICK, make(1, Health.AT_FAULT), *map(make, range(2, 8)))
+    waited = (record("uid-0", RepairState.INTENDED, 90, index=0), record("uid-1", RepairState.INTENDED, 1, index=1))
+    first = plan_repair(ENFORCE, both, waited, (), T0)
+    assert [deed.uid for deed in first.restarts] == ["uid-0"]
+    gone = (replace(SICK, terminating=True), *both[1:])
+    second = plan_repair(ENFORCE, gone, first.records, (), T0)
+    assert (second.restarts, states(second)["uid-0"]) == ((), RepairState.DONE)
+    anew = (make(0, pod_uid="new"), *both[1:])
+    assert plan_repair(ENFORCE, anew, second.records, (), T0 + COOLDOWN - timedelta(seconds=1)).restarts == ()
+    third = plan_repair(ENFORCE, anew, second.records, (), T0 + COOLDOWN)
+    assert [deed.uid for deed in third.restarts] == ["uid-1"]
+
+
+def test_intent_waits_while_the_partner_cools_down():
+    intent = (record("uid-0", RepairState.INTENDED, 1, index=0),)
+    for age_s, deeds in ((59, []), (60, ["uid-0"])):
+        plan = plan_repair(ENFORCE, PAIR, intent, (record("p", age_s=age_s),), T0)
+        assert [deed.uid for deed in plan.restarts] == deeds
+
+
 def test_proposal_keeps_its_time_and_is_told_once():
     first = plan_repair(OBSERVE, PAIR, (), (), T0)
     later = plan_repair(OBSERVE, PAIR, first.records, (), T0 + timedelta(minutes=5))

@@ -278,7 +278,9 @@ def test_the_worker_list_is_written_only_when_it_changed() -> None:
     assert changes_of(observed) != []
 
 
-@pytest.mark.parametrize("text", ["not json", "[]", '{"decode": 5}', '{"decode": [{}]}', '{"decode": ["x"]}', "null"])
+@pytest.mark.parametrize(
+    "text", ["not json", "[]", '{"decode": 5}', '{"decode": [{}]}', '{"decode": ["x"]}', "null", "[" * 200_000]
+)
 def test_an_unreadable_worker_list_is_written_anew(text: str) -> None:
     observed = observe(decode=(unready(decode_instance(0)),), workers_json=text)
     objects = tuple(obj for obj in observed.objects if obj.kind != "ConfigMap")

@@ -64,7 +64,9 @@ async def test_refusal_carries_the_connectors_words(admin: Admin, engines: Engin
     assert (purged.outcome, purged.words) == ("refused", "http 403: read only")
 
 
-@pytest.mark.parametrize("answer", ["", "[]", "{}", '{"purged": "many"}', '{"purged": null}'])
+@pytest.mark.parametrize(
+    "answer", ["", "[]", "{}", '{"purged": "many"}', '{"purged": null}', '{"purged": 1e999}', '{"purged": -1}']
+)
 async def test_answer_without_a_count_is_no_answer(admin: Admin, engines: Engines, answer: str) -> None:
     admin.answer = answer
     purged = await engines.purge(PURGE)
