@@ -1,4 +1,4 @@
-"""What the status tells an operator that has just started: which instances its predecessor took out of the rotation.
+"""Reads from the status which instances the predecessor of a new operator took out of the rotation.
 
 Without it, an instance that is Stuck would get requests again until its queue has stood still for stuckAfter once more.
 """
