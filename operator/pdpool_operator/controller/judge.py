@@ -16,6 +16,7 @@ from ..diagnose.failing import advance
 from ..diagnose.model import Diagnosis, Subject
 from ..diagnose.outcomes import RouterTrack, count_router
 from ..diagnose.pools import diagnose, subjects
+from ..diagnose.predecessor import ejections_in, standings_in
 from ..diagnose.reach import with_cuts
 from ..diagnose.standing import Standing
 from ..diagnose.track import RankTrack, follow
@@ -90,8 +91,11 @@ class Judge:
 
     def marked(self, key: Key, pool: ObservedPool) -> ObservedPool:
         """Return the pool with the instances marked that are to be out of the rotation, or have leaked requests."""
-        out = {uid for uid, standing in self._standings.get(key, {}).items() if standing.out}
-        out |= {uid for uid, ejection in self._ejections.get(key, {}).items() if ejection.out}
+        standings, ejections = self._standings.get(key, {}), self._ejections.get(key, {})
+        if key not in self._pools:
+            standings, ejections = self._from_status(pool)
+        out = {uid for uid, standing in standings.items() if standing.out}
+        out |= {uid for uid, ejection in ejections.items() if ejection.out}
         out |= {
             d.subject.pod.uid
             for d in self._diagnoses.get(key, ())
@@ -107,11 +111,17 @@ class Judge:
         return replace(pool, instances=tuple(marked))
 
     def observed(self, key: Key, pool: ObservedPool) -> None:
-        """Store the observation of the pool."""
+        """Store the observation of the pool. At the first one, its status says which instances are out."""
+        if key not in self._pools:
+            self._standings[key], self._ejections[key] = self._from_status(pool)
         self._pools[key] = pool
         there = {i.pod.uid for i in pool.instances if i.pod is not None}
         for uid in self._tracks.get(key, {}).keys() - there:
             del self._tracks[key][uid]
+
+    def _from_status(self, pool: ObservedPool) -> tuple[dict[str, Standing], dict[str, Ejection]]:
+        instances = pool.pool.status.instances
+        return standings_in(instances, self._now()), ejections_in(instances)
 
     def gone(self, key: Key) -> None:
         """Forget a pool that was deleted."""

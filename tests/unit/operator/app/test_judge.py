@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -328,6 +329,39 @@ def test_clock_that_is_set_changes_no_verdict(jump_s: float) -> None:
             found.add(world.verdict(PREFILL))
         wall, uptime = wall + 3 + (jump_s if look == 41 else 0), uptime + 3
     assert found == {"Saturated"}
+
+
+def restarted(verdict: str) -> tuple[World, ObservedPool]:
+    """A new operator, and the pool with the verdict that its predecessor wrote into the status."""
+    world = World()
+    world.observe(DECODE)
+    seen = world.judge._pools[DECODE]
+    written = {"index": 0, "ready": True, "updated": True, "pod": "chat-decode-0-0", "podUID": "pod-decode"}
+    status = seen.pool.status.model_validate({"instances": [written | {"verdict": verdict, "message": "d: 3 failed"}]})
+    world = World()
+    return world, replace(seen, pool=seen.pool.model_copy(update={"status": status}))
+
+
+@pytest.mark.parametrize(("verdict", "out"), [("Stuck", True), ("Failing", True), ("Blocked", False), ("", False)])
+def test_instance_at_fault_stays_out_when_the_operator_restarts(verdict: str, out: bool) -> None:
+    world, pool = restarted(verdict)
+    assert world.judge.marked(DECODE, pool).instances[0].out is out, "a service may be reconciled before its pools"
+    for _ in range(9):
+        world.judge.observed(DECODE, pool)
+        world.sample(Role.DECODE, {"decode_transfer": (3, 60.0, 5)})
+        world.judge.tick()
+        assert world.judge.marked(DECODE, pool).instances[0].out is out
+        world.now += timedelta(seconds=3)
+
+
+def test_instance_that_works_returns_after_the_operator_restarts() -> None:
+    world, pool = restarted("Stuck")
+    for _ in range(6):
+        world.judge.observed(DECODE, pool)
+        world.sample(Role.DECODE, {"decode_transfer": (0, None, 5)})
+        world.judge.tick()
+        world.now += timedelta(seconds=3)
+    assert not world.judge.marked(DECODE, pool).instances[0].out
 
 
 def test_pool_has_numbers_to_scale_by_until_it_is_blocked(world):
