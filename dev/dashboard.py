@@ -252,7 +252,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "pdpool's routers send no requests to these instances, except for short trials.",
             (
                 Query(
-                    f"max by (namespace, pool, role, instance) (pdpool_instance_in_rotation{{{HERE}}}) == 0",
+                    f"1 - max by (namespace, pool, role, instance) (pdpool_instance_in_rotation{{{HERE}}}) > 0",
                     INSTANCE,
                 ),
             ),

@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 import matplotlib as mpl
 
 mpl.use("svg")
+mpl.rcParams["svg.fonttype"] = "none"  # text as text: a quarter of the size
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
