@@ -14,12 +14,13 @@ from urllib.parse import urlencode
 import matplotlib as mpl
 
 mpl.use("svg")
-mpl.rcParams["svg.fonttype"] = "none"  # text as text: a quarter of the size
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from dev.dashboard import ROWS, WIDTH, Panel, Query, filled
 from tests.cluster.stack import ask
+
+mpl.rcParams["svg.fonttype"] = "none"  # text as text: a quarter of the size
 
 STEP_S: Final = 5.0
 ANSWER_S: Final = 20.0
