@@ -52,9 +52,9 @@ class Admin(Api):
     """Direct access of the test to the cluster."""
 
     async def call(
-        self, verb: str, resource: Resource, path: str, body: Object | None = None, patch_type: str = ""
+        self, verb: str, resource: Resource, path: str, body: Object | None = None, patch_type: str = "", **query: str
     ) -> Object:
-        return await self._transport.call(Request(verb, resource, path, body=body, patch_type=patch_type))
+        return await self._transport.call(Request(verb, resource, path, query, body, patch_type=patch_type))
 
     async def drop(self, resource: Resource, namespace: str | None, name: str, **options: Any) -> None:
         with contextlib.suppress(NotFoundError):

@@ -104,19 +104,15 @@ async def test_conditions_of_other_writers_stay(here: Bench):
     await serving(here)
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     foreign = {"type": "Audited", "status": "True", "reason": "Checked", "message": "", "lastTransitionTime": stamp}
-    await here.admin._call(
-        "patch",
-        PREFILL_POOLS,
-        PREFILL_POOLS.path(here.namespace, "chat", "status"),
-        query={"fieldManager": "auditor"},
-        body={
-            "apiVersion": PREFILL_POOLS.api_version,
-            "kind": PREFILL_POOLS.kind,
-            "metadata": {"name": "chat", "namespace": here.namespace},
-            "status": {"conditions": [foreign]},
-        },
-        content="application/apply-patch+yaml",
-    )
+    body = {
+        "apiVersion": PREFILL_POOLS.api_version,
+        "kind": PREFILL_POOLS.kind,
+        "metadata": {"name": "chat", "namespace": here.namespace},
+        "status": {"conditions": [foreign]},
+    }
+    path = PREFILL_POOLS.path(here.namespace, "chat", "status")
+    apply = "application/apply-patch+yaml"
+    await here.admin.call("patch", PREFILL_POOLS, path, body, apply, fieldManager="auditor")
     bad = {"spec": {"template": {"spec": {"containers": "x"}}}}
     await here.admin.edit(PREFILL_POOLS, here.namespace, "chat", bad)
     await here.until("PrefillPool", "Stalled", status="True", reason="TemplateInvalid")
