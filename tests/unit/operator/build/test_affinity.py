@@ -10,6 +10,7 @@ from pdpool_operator.build.template import TemplateInvalid
 
 from tests.unit.operator.plan.makers import SETTINGS, make_pool
 
+SOFT = {"whenUnsatisfiable": "ScheduleAnyway"}
 OTHER_NODES = {
     "weight": 100,
     "preference": {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node-b"]}]},
@@ -62,3 +63,14 @@ def test_malformed_affinity_is_refused(affinity: object, path: str) -> None:
     with pytest.raises(TemplateInvalid) as refused:
         built(affinity)
     assert refused.value.field == path
+
+
+def test_no_wish_for_a_node_without_siblings_outweighs_the_node_to_avoid() -> None:
+    """Both are preferences. With the same weight, every other pod came back to the node that it was to avoid."""
+    required = {"topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+    mine = make_pool(template={"spec": {"topologySpreadConstraints": [required, required | SOFT]}})
+    for pool, left in ((make_pool(), []), (mine, [required])):
+        pod = instance_stateful_set(pool, 0, SETTINGS, avoid_node="node-b")["spec"]["template"]["spec"]
+        assert pod["topologySpreadConstraints"] == left
+        pod = instance_stateful_set(pool, 0, SETTINGS)["spec"]["template"]["spec"]
+        assert len(pod["topologySpreadConstraints"]) == len(left) + 1
