@@ -25,7 +25,6 @@ with its whole grace period: it leaves the EndpointSlices at once, and its preSt
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import partial
 
 from ..api.operations import OperationPhase, OperationType, PoolOperation
 from ..observe.model import ObservedInstance
@@ -46,7 +45,7 @@ def has_work_to_lose(instance: ObservedInstance) -> bool:
     pod = instance.pod
     if pod is None or pod.terminating or pod.phase in {"Succeeded", "Failed"}:
         return False
-    return pod.ready or bool(instance.listed_by) or any(map(partial(_known_work, instance), instance.ranks))
+    return pod.ready or bool(instance.listed_by) or any(_known_work(instance, number) for number in instance.ranks)
 
 
 def needs_drain(instance: ObservedInstance, *, routed: bool) -> bool:

@@ -17,8 +17,9 @@ releases memory:
     and the cluster has no Node of that name; or the Node has the taint `node.kubernetes.io/out-of-service`, and its
     condition Ready is Unknown
 
-A process has ended if its pod was started on the node, and an engine named it in an answer that arrived before the Node
-was asked for and found to be off. A process that starts after the node is back is only in later answers.
+A process has ended if its pod was started on the node, and if an engine named it before the Node was found to be off.
+The answer that names it must have arrived before the Node was asked for. A process that starts after the node is back
+is only in later answers.
 
 The processes are in the status before a fence for one of them is sent. An operator that is killed meanwhile is followed
 by one that continues with the same processes, also if the node is back. A fence may be sent twice, which does no harm.

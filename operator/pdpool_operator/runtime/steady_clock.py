@@ -1,7 +1,7 @@
 """The time of this process. It does not jump when the clock of its node is set.
 
-Ages of samples, queues and verdicts are differences of this time. A jump of a minute would make each request that waits
-look as if it had waited for that minute, and engines that work would be called stuck.
+Ages of samples, queues and verdicts are differences of this time. With a jump of a minute, each request that waits
+would seem to have waited for that minute. Engines that work would be called stuck.
 """
 
 import time

@@ -14,7 +14,7 @@ DELETED_LIMIT = 4096
 """UIDs of deleted objects that are remembered. A late answer to a write must not bring one of them back."""
 
 WITHOUT_OWNERS = frozenset({PODS})
-"""Resources of which nobody asks who set which field. `managedFields` are more than half of a pod's memory (63 KB)."""
+"""Resources whose field owners are not used. `managedFields` are more than half of a pod's memory (63 KB)."""
 
 Place = tuple[str, str]
 """Namespace and name."""

@@ -59,7 +59,7 @@ def judge(own: Subject, other: Subject, at: int) -> Diagnosis:
 @pytest.mark.parametrize("at", [63, 90, 600, 3600])
 @pytest.mark.parametrize("beat_age_s", [0.05, 300.0])
 def test_paused_engine_is_never_at_fault(at: int, beat_age_s: float) -> None:
-    """Its loop may stand still as well, while it loads weights."""
+    """Its loop may also hang, while it loads new weights."""
     prefill, decode = pair(at, beat_age_s=beat_age_s)
     found = judge(prefill, decode, at)
     assert (found.verdict, found.message) == (
