@@ -117,7 +117,9 @@ class Operator:
             on_samples=self.judge.on_samples,
             on_look=self._count_look,
         )
-        self.router_outcomes = RouterOutcomes(clients.pods, now=now, on_sample=self.judge.on_router)
+        self.router_outcomes = RouterOutcomes(
+            clients.pods, now=now, on_sample=self.judge.on_router, on_reach=self.queue.add
+        )
         self.lives = Lives()
         self.pod_nodes = PodNodes()
         self.keys = Keys(config.seeds, config.key_epoch)

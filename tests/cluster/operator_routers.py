@@ -51,7 +51,13 @@ class Routers:
         file.write_text(config["data"]["workers.json"])
         key = self.here.folder / f"{name}.key"
         key.write_text(await self.key())
-        ip = await self.here.run_pod(pod["metadata"]["name"], engine=False, ready=False)
+        self.ips[name] = await self.here.run_pod(pod["metadata"]["name"], engine=False, ready=False)
+        await self.launch(name)
+        return self.ips[name]
+
+    async def launch(self, name: str) -> None:
+        """Start the process of a router whose pod runs."""
+        file, key, ip = self.here.folder / f"{name}.json", self.here.folder / f"{name}.key", self.ips[name]
         files = {"PDPOOL_ROUTER_KEY_FILE": str(key), "PDPOOL_ROUTER_WORKERS": str(file)}
         env = {"PATH": os.environ["PATH"], **files}
         with (self.here.folder / f"{name}.log").open("wb") as log:
@@ -64,8 +70,6 @@ class Routers:
                 stderr=log,
             )
         self.here.processes.append(process)
-        self.ips[name] = ip
-        return ip
 
     async def listed(self, name: str) -> tuple[RouterWorker, ...]:
         try:

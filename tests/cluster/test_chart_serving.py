@@ -7,6 +7,7 @@ import secrets
 
 import pytest
 
+from dev.shell import wait_for
 from tests.cluster.stack import MADE, OURS, POOLS, RELEASE, ROUTER_PORT, SYSTEM, Stack, ask, condition, refused_with
 from tests.cluster.stack_traffic import generate
 
@@ -38,6 +39,18 @@ def test_engines_and_routers_have_no_kubernetes_token(serving: Stack):
         assert not any("serviceAccountToken" in source for source in sources), pod["metadata"]["name"]
         mounts = [mount["mountPath"] for c in pod["spec"]["containers"] for mount in c["volumeMounts"]]
         assert not any(path.startswith("/var/run/secrets") for path in mounts), pod["metadata"]["name"]
+
+
+def test_a_router_that_lost_its_label_is_put_back_into_its_service(serving: Stack):
+    name = serving.pods("router")[0]["metadata"]["name"]
+    serving.kubectl("label", "pod", "-n", POOLS, name, "pdpool.dev/reachable-")
+
+    def unmet() -> str | None:
+        (router,) = serving.pods("router")
+        label = router["metadata"]["labels"].get("pdpool.dev/reachable")
+        return None if label == "true" else f"the label is {label}"
+
+    wait_for(f"{name} to have its label again", unmet, deadline_s=30)
 
 
 @pytest.mark.parametrize(

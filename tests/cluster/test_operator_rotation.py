@@ -151,6 +151,34 @@ async def test_a_router_that_hangs_holds_up_neither_the_others_nor_the_engines(h
     await routers.until("router-a", P0, D0)
 
 
+async def test_a_router_that_cannot_be_reached_leaves_its_service_until_it_is_back(here, routers):
+    await start(here)
+    for name in ("router-a", "router-b"):
+        await routers.start(name)
+        await routers.until(name, P0, P1, D0)
+        await here.set_ready(routers.pods[name], True)
+
+    async def reachable(name):
+        pod = await here.see(PODS, routers.pods[name])
+        return pod["metadata"]["labels"]["pdpool.dev/reachable"]
+
+    assert [await reachable(name) for name in routers.ips] == ["true", "true"]
+    selector = (await here.see(SERVICES, "chat-router"))["spec"]["selector"]
+    assert selector["pdpool.dev/reachable"] == "true"
+
+    async def is_labelled(name, label):
+        assert await reachable(name) == label
+        return True
+
+    lost = here.processes.pop()
+    lost.kill()
+    await lost.wait()
+    await eventually(lambda: is_labelled("router-b", "false"), within_s=20)
+    assert await reachable("router-a") == "true"
+    await routers.launch("router-b")
+    await eventually(lambda: is_labelled("router-b", "true"), within_s=60)
+
+
 async def test_turning_the_router_off_removes_its_objects_and_turning_it_on_makes_them_anew(here, routers):
     await start(here)
     await eventually(lambda: here.see(DEPLOYMENTS, "chat-router"))

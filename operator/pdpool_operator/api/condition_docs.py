@@ -146,6 +146,8 @@ REASONS: Mapping[str, Mapping[Reason, str]] = {
         Reason.REPAIR_PROPOSED: "An instance is at fault. The message says what repair would do, and why it does not.",
         Reason.REPAIR_DONE: "The operator ended hand-offs of an instance at fault, or deleted its pod to restart it.",
         Reason.REPAIR_WITHDRAWN: "An intended repair was not made: the instance recovered, or it may not be repaired.",
+        Reason.ROUTER_ADDED: "A router that was unreachable is reachable. Its Service lists it again.",
+        Reason.ROUTER_REMOVED: "A router is unreachable and another is not. Its Service lists it no longer.",
         Reason.WORKER_ADDED: "An engine is added to the routers' lists.",
         Reason.WORKER_REMOVED: "An engine is removed from the routers' lists.",
         Reason.OBJECT_RESTORED: "An object was edited or deleted, and the operator restored it.",

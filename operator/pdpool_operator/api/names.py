@@ -34,6 +34,8 @@ LABEL_ROLE: Final = f"{GROUP}/role"
 LABEL_POOL: Final = f"{GROUP}/pool"
 LABEL_SERVICE: Final = f"{GROUP}/service"
 LABEL_INSTANCE: Final = f"{GROUP}/instance"
+LABEL_REACHABLE: Final = f"{GROUP}/reachable"
+"""Of a router's pod: "true" or "false". Its Service lists only reachable ones."""
 MANAGED_BY: Final = "pdpool"
 SELECT_MADE: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 """Selector of everything that the operator creates, including the pods of its workloads."""
@@ -164,6 +166,11 @@ def instance_labels(pool: str, role: Role, index: int) -> dict[str, str]:
 def router_selector(service: str) -> dict[str, str]:
     """Labels that select exactly the router pods of one service."""
     return {LABEL_SERVICE: service, LABEL_ROLE: str(Role.ROUTER)}
+
+
+def router_endpoints(service: str) -> dict[str, str]:
+    """Labels by which the Service of a router selects the pods that clients are sent to."""
+    return {**router_selector(service), LABEL_REACHABLE: "true"}
 
 
 def router_labels(service: str) -> dict[str, str]:

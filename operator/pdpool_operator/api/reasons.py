@@ -125,6 +125,8 @@ class Reason(StrEnum):
     REPAIR_PROPOSED = "RepairProposed"
     REPAIR_DONE = "RepairDone"
     REPAIR_WITHDRAWN = "RepairWithdrawn"
+    ROUTER_ADDED = "RouterAdded"
+    ROUTER_REMOVED = "RouterRemoved"
     WORKER_ADDED = "WorkerAdded"
     WORKER_REMOVED = "WorkerRemoved"
     OBJECT_RESTORED = "ObjectRestored"

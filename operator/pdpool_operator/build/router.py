@@ -125,7 +125,7 @@ def _template(service: DisaggregatedService, settings: BuildSettings) -> dict[st
     name = service.metadata.name
     return {
         "metadata": {
-            "labels": names.router_labels(name),
+            "labels": {**names.router_labels(name), names.LABEL_REACHABLE: "true"},
             "annotations": {names.ANNOTATION_KEY_EPOCH: str(settings.key_epoch)},
         },
         "spec": {
@@ -211,7 +211,7 @@ def router_service(service: DisaggregatedService, keys: Mapping[str, Any]) -> di
             "metadata": metadata(service, service.kind, names.router(name), names.router_labels(name), annotations),
             "spec": {
                 "type": str(spec.service.type),
-                "selector": names.router_selector(name),
+                "selector": names.router_endpoints(name),
                 "ports": [{"name": "http", "port": spec.port, "targetPort": "http"}],
             },
         }

@@ -257,14 +257,15 @@ class Controller:
         self.judge.observed_routers(service, pods.keys())
 
     def _marked(self, observed: ObservedService) -> ObservedService:
-        """Return the service with the instances marked that are to be out of the rotation."""
+        """Return the service with the instances that are to be out of the rotation and the reachable routers marked."""
         prefill, decode = (
             self.judge.marked(Key(pool.pool.kind, pool.pool.metadata.namespace, pool.pool.metadata.name), pool)
             if pool is not None
             else None
             for pool in (observed.prefill, observed.decode)
         )
-        return replace(observed, prefill=prefill, decode=decode)
+        routers = (replace(r, reachable=self.router_outcomes.reachable(r.pod.uid)) for r in observed.routers)
+        return replace(observed, prefill=prefill, decode=decode, routers=tuple(routers))
 
     async def _carry_out(self, key: Key, plan: Plan) -> tuple[Outcome, ApiError | None]:
         """Carry out the plan. A failure that lasts becomes a fault; the caller raises it after the status is written.

@@ -15,6 +15,8 @@ BODY_LIMIT = 1 << 20
 """Limit in bytes. A longer answer counts as no answer."""
 CHUNK = 1 << 16
 TIMED_OUT = "timeout"
+REFUSED = "refused"
+UNREACHABLE = "unreachable"
 
 
 class ByteBudget:
@@ -79,6 +81,7 @@ async def request(
     url: str,
     *,
     timeout_s: float,
+    connect_s: float | None = None,
     headers: dict[str, str] | None = None,
     json: Any = None,  # noqa: ANN401 - any JSON
     budget: ByteBudget | None = None,
@@ -86,13 +89,14 @@ async def request(
 ) -> tuple[int, bytes]:
     """Return status and body. The body is counted in `budget`, by default one of `BODY_LIMIT` for this answer.
 
-    `sift` gets each part of the body, and returns what is kept of it.
+    `sift` gets each part of the body, and returns what is kept of it. A connection that is not made within `connect_s`
+    is `unreachable`, and not a `timeout`.
 
     Raises:
         Unanswered: there is no answer within `timeout_s`, connecting included, or it is too long.
     """
     take = (budget or ByteBudget(BODY_LIMIT, BODY_LIMIT)).counting(sift)
-    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_s)
     try:
         async with http.request(
             method, url, timeout=timeout, headers=headers, json=json, allow_redirects=False
@@ -101,10 +105,12 @@ async def request(
             async for chunk in answer.content.iter_chunked(CHUNK):
                 body += take(chunk)
             return answer.status, bytes(body)
+    except aiohttp.ConnectionTimeoutError as error:
+        raise Unanswered(UNREACHABLE) from error
     except TimeoutError as error:
         raise Unanswered(TIMED_OUT) from error
     except aiohttp.ClientConnectorError as error:
-        raise Unanswered("refused" if error.errno == errno.ECONNREFUSED else "unreachable") from error
+        raise Unanswered(REFUSED if error.errno == errno.ECONNREFUSED else UNREACHABLE) from error
     except (aiohttp.ClientError, OSError) as error:
         raise Unanswered(f"disconnected: {type(error).__name__}") from error
     except ValueError as error:  # not a valid URL

@@ -215,6 +215,8 @@ class ObservedPod:
     """Message of the condition PodScheduled while it is False."""
     warnings: tuple[str, ...] = ()
     """Messages of Warning events about a pod that is not Ready (FailedMount, …): newest first, at most five."""
+    labelled_reachable: str = ""
+    """A router's label of that name. Empty if absent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,6 +377,8 @@ class ObservedRouter:
     workers: tuple[RouterWorker, ...] | None
     """`None` if the router did not answer."""
     error: str = ""
+    reachable: bool | None = None
+    """Whether connections to it succeed. `None` while that is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,7 @@ def observed_pod(pod: Object) -> ObservedPod:
         waiting_message=waiting.get("message", ""),
         last_end=_last_end(waits),
         unschedulable=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
+        labelled_reachable=(meta.get("labels") or {}).get(names.LABEL_REACHABLE, ""),
     )
 
 

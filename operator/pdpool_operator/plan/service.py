@@ -35,6 +35,7 @@ from .objects import (
     surplus_policies,
 )
 from .rotation import Rotation, desired_rotation, worker_changes
+from .router_reach import label_routers
 
 READ_BACK_S = 1.0
 """Delay after a change of a worker list: a router carries it out after it has answered."""
@@ -142,13 +143,21 @@ def _built_otherwise(observed: ObservedService, built: Mapping[str, Any]) -> tup
 def _with_rotation(plan: Plan, observed: ObservedService, rotation: Rotation) -> Plan:
     changes = tuple(change for router in observed.routers for change in worker_changes(router, rotation))
     silent = [router.pod.name for router in observed.routers if router.workers is None and not router.pod.terminating]
+    labels, label_events = label_routers(observed.routers)
     progress = plan.progress
     if changes:
         progress = progress or Progress(Reason.ROUTER_LIST_OUTDATED, f"{len(changes)} changes of worker lists to make")
     elif silent:
         progress = progress or Progress(Reason.ROUTER_LIST_OUTDATED, f"No worker list from {', '.join(silent)}")
     requeue = READ_BACK_S if changes else ASK_AGAIN_S if silent else plan.requeue_after_s
-    return replace(plan, workers=changes, progress=progress, requeue_after_s=requeue)
+    return replace(
+        plan,
+        workers=changes,
+        patch=plan.patch + labels,
+        events=plan.events + label_events,
+        progress=progress,
+        requeue_after_s=requeue,
+    )
 
 
 def worker_events(changes: tuple[WorkerChange, ...]) -> tuple[Event, ...]:

@@ -59,15 +59,17 @@ def test_too_many_engines_are_no_answer(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @asynccontextmanager
-async def a_router(status: int = 200) -> AsyncIterator[str]:
+async def a_router(status: int = 200, *, at: str = "", answers: bool = True) -> AsyncIterator[str]:
     async def handle(_: web.Request) -> web.Response:
+        if not answers:
+            await asyncio.Event().wait()
         return web.Response(status=status, body=ONE)
 
     app = web.Application()
     app.router.add_get("/metrics", handle)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    address = pod_address()
+    address = at or pod_address()
     await web.TCPSite(runner, address, ROUTER_METRICS_PORT).start()
     yield address
     await runner.cleanup()
@@ -76,7 +78,9 @@ async def a_router(status: int = 200) -> AsyncIterator[str]:
 async def samples_of(*routers: tuple[str, str], then: tuple[tuple[str, str], ...] | None = None) -> list[RouterSample]:
     seen: list[RouterSample] = []
     async with session(4) as http:
-        outcomes = RouterOutcomes(http, now=lambda: NOW, on_sample=lambda _, sample: seen.append(sample))
+        outcomes = RouterOutcomes(
+            http, now=lambda: NOW, on_sample=lambda _, sample: seen.append(sample), on_reach=lambda _: None
+        )
         outcomes.watch(SERVICE, routers)
         if then is not None:
             outcomes.watch(SERVICE, then)
@@ -169,3 +173,37 @@ async def until_known(http: aiohttp.ClientSession, url: str, engines: int) -> No
         if sum(worker["is_healthy"] for worker in workers) == engines:
             return
         await asyncio.sleep(0.2)
+
+
+async def test_a_router_counts_as_unreachable_after_two_failed_connections_and_comes_back_with_one_that_succeeds() -> (
+    None
+):
+    told: list[Key] = []
+    seen = []
+    async with session(4) as http:
+        outcomes = RouterOutcomes(http, now=lambda: NOW, on_sample=lambda *_: None, on_reach=told.append)
+        async with a_router() as address:
+            outcomes.watch(SERVICE, [("uid", address)])
+            seen.append(outcomes.reachable("uid"))
+            await outcomes.look()
+            seen.append(outcomes.reachable("uid"))
+        for _ in range(3):
+            await outcomes.look()
+            seen.append(outcomes.reachable("uid"))
+        async with a_router(at=address):
+            await outcomes.look()
+            seen.append(outcomes.reachable("uid"))
+        outcomes.watch(SERVICE, ())
+        seen.append(outcomes.reachable("uid"))
+    assert seen == [None, True, None, False, False, True, None]
+    assert told == [SERVICE] * 3
+
+
+async def test_a_router_that_answers_late_or_wrongly_is_reachable() -> None:
+    async with session(4) as http, a_router(status=500) as wrong, a_router(answers=False) as late:
+        outcomes = RouterOutcomes(http, now=lambda: NOW, on_sample=lambda *_: None, on_reach=lambda _: None)
+        outcomes.watch(SERVICE, [("wrong", wrong), ("late", late)])
+        for _ in range(2):
+            await outcomes.look()
+        assert outcomes.reachable("wrong")
+        assert outcomes.reachable("late")

@@ -43,7 +43,8 @@ DECODE_1 = RouterWorker("d1", "http://10.0.2.2:30000", Role.DECODE, None)
 
 
 def router_pod(number: int = 0, **changes: Any) -> ObservedPod:
-    return replace(make_pod(f"chat-router-{number}", ip=f"10.0.9.{number + 1}"), **changes)
+    pod = make_pod(f"chat-router-{number}", ip=f"10.0.9.{number + 1}")
+    return replace(pod, **{"labelled_reachable": "true", **changes})
 
 
 def deployment(service: DisaggregatedService, **changes: Any) -> ObservedDeployment:

@@ -19,6 +19,7 @@ from pdpool_operator.plan.fences import Unproven
 from pdpool_operator.plan.model import Fault
 from pdpool_operator.plan.pool import plan_pool
 from pdpool_operator.plan.repair_model import Stop
+from pdpool_operator.plan.router_reach import label_routers
 from pdpool_operator.plan.service import plan_service, worker_events
 from pdpool_operator.status.chain import ConditionWriter, find
 from pdpool_operator.status.pool import PoolFacts, pool_status
@@ -514,6 +515,12 @@ def test_every_event_reason_is_reached() -> None:
     lists = (observe(workers=()), observe(decode=(decode_instance(0),)))
     changes = tuple(change for observed in lists for change in plan_service(observed, SETTINGS).workers)
     seen |= {event.reason for event in worker_events(changes)}
+    pods = {label: replace(make_pod("r"), labelled_reachable=label) for label in ("true", "false")}
+    serving, lost, back = (
+        ObservedRouter(pods[label], None, "", reachable)
+        for label, reachable in (("true", True), ("true", False), ("false", True))
+    )
+    seen |= {event.reason for event in label_routers((serving, lost, back))[1]}
     orphans = make_observed(make_pool(), orphan(one()))
     seen |= {event.reason for event in plan_pool(orphans, SETTINGS, T0).events}
     pool = make_pool().model_copy(update={"status": shown_pool(one()).status})
