@@ -181,7 +181,7 @@ class Stage:
         Raises:
             EnginesError: one died, or did not serve within `START_S`; the end of its log is in the message.
         """
-        return self._wait([self._begin(launch, Ports(free_ports())) for launch in launches])
+        return self._wait([self._begin(launch, Ports(self._free_ports())) for launch in launches])
 
     def restart(self, server: Server) -> Server:
         """Start a dead server again at its addresses, and wait until it serves."""
@@ -206,6 +206,10 @@ class Stage:
         for server in servers:
             server.stop()
             self._running = [other for other in self._running if other is not server]
+
+    def _free_ports(self) -> int:
+        """Return the first of free ports. A server that still starts has not bound its own yet."""
+        return free_ports([server.ports.first for server in self._running])
 
     def _begin(self, launch: Launch, ports: Ports) -> Server:
         self._started += 1
@@ -271,10 +275,15 @@ def get(url: str) -> Any:  # noqa: ANN401 - JSON
         return json.load(answer)
 
 
-def free_ports(tries: int = 200) -> int:
-    """Return the first of `PORTS` successive free TCP ports, below those that the kernel gives to clients."""
+def free_ports(taken: Sequence[int], tries: int = 200) -> int:
+    """Return the first of `PORTS` successive free TCP ports, below those that the kernel gives to clients.
+
+    `taken` are first ports of other servers.
+    """
     for _ in range(tries):
         first = random.randrange(20_000, 32_000 - PORTS)
+        if any(abs(first - other) < PORTS for other in taken):
+            continue
         with contextlib.ExitStack() as stack:
             try:
                 for port in range(first, first + PORTS):

@@ -6,15 +6,8 @@ from pdpool_operator.api import names
 from pdpool_operator.api.names import Role
 from pdpool_operator.api.pools import DecodePool, Pool, PrefillPool
 from pdpool_operator.engines.answers import EngineSample
-from pdpool_operator.observe.model import (
-    ConnectorSample,
-    ObservedInstance,
-    ObservedPod,
-    ObservedPool,
-    QueueSample,
-    RankSample,
-    Tally,
-)
+from pdpool_operator.observe.model import ObservedInstance, ObservedPod, ObservedPool
+from pdpool_operator.observe.samples import ConnectorSample, QueueSample, RankSample, Tally
 
 from proof.queue_sim.world import Engine, Queue
 

@@ -11,10 +11,11 @@ from pdpool_operator.api.services import DisaggregatedService
 from pdpool_operator.controller.judge import JUDGE_EVERY_S, Judge
 from pdpool_operator.diagnose.model import Diagnosis
 from pdpool_operator.observe.keys import POOL_KIND_OF_ROLE, Bindings, Key
-from pdpool_operator.observe.model import ObservedPool, Tally
+from pdpool_operator.observe.model import ObservedPool
 from pdpool_operator.observe.router_outcomes import INTERVAL_S as ROUTER_EVERY_S
 from pdpool_operator.observe.router_outcomes import RouterSample
 from pdpool_operator.observe.sampler import INTERVAL_S, JITTER, Target
+from pdpool_operator.observe.samples import Tally
 from pdpool_operator.plan.rotation import receiving
 
 from proof.queue_sim import observe

@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT, Role
 from pdpool_operator.observe.http import session
-from pdpool_operator.observe.model import RankSample
 from pdpool_operator.observe.sampler import Sampler, Target
+from pdpool_operator.observe.samples import RankSample
 from pdpool_operator.plan.model import ContainerEnded, Fence, NodeOff, Purge
 from pdpool_operator.runtime import engines
 from pdpool_operator.runtime.engines import Engines

@@ -9,9 +9,10 @@ from ..api.base import ConditionStatus
 from ..api.reasons import ConditionType, Reason
 from ..observe.keys import Key
 from ..observe.lives import Lives
-from ..observe.model import ObservedPod, ObservedPool, RankSample
+from ..observe.model import ObservedPod, ObservedPool
 from ..observe.pod_nodes import PodNodes
 from ..observe.sampler import Sampler
+from ..observe.samples import RankSample
 from ..plan.fences import Fencing, Unproven, plan_fences
 from ..plan.model import Event, EventType, Fence, Whom
 from ..runtime.engines import Engines, Told

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from ..observe.model import QueueSample
+from ..observe.samples import QueueSample
 from .evidence import is_current
 from .model import Diagnosis, Verdict
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from ..observe.model import ConnectorSample, QueueSample, RankSample
+from ..observe.samples import ConnectorSample, QueueSample, RankSample
 from .track import RankTrack
 
 STALE_S = 15.0

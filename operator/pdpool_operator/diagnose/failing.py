@@ -48,7 +48,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from ..api.names import Role
-from ..observe.model import Tally
+from ..observe.samples import Tally
 from .departures import Departures
 from .evidence import ran_lately
 from .model import Subject

@@ -7,7 +7,8 @@ from enum import StrEnum
 
 from ..api import names
 from ..api.names import Role
-from ..observe.model import ObservedPod, Tally
+from ..observe.model import ObservedPod
+from ..observe.samples import Tally
 from .outcomes import LATEST, OutcomeTrack, total_of
 from .standing import Standing
 from .track import RankTrack

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from ..observe.model import ConnectorSample, QueueSample, RankSample
+from ..observe.samples import ConnectorSample, QueueSample, RankSample
 
 LAG = timedelta(seconds=5)
 """More than an engine takes to notice that a hand-off has ended."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from ..observe.model import Tally
+from ..observe.samples import Tally
 
 WINDOW = timedelta(seconds=60)
 """Requests that ended longer ago are forgotten."""

@@ -11,8 +11,9 @@ from .evidence import STALE_S, is_overdue, oldest_waiting_since
 from .failing import finishes_nothing
 from .model import Diagnosis, Finding, Subject, Verdict
 from .outcomes import OutcomeTrack, RouterTrack
-from .rank import Surroundings, judge_rank
+from .rank import judge_rank
 from .standing import Standing
+from .surroundings import Surroundings
 from .track import RankTrack
 
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from ..observe.model import ConnectorSample, Counters, QueueSample, RankSample
+from ..observe.samples import ConnectorSample, Counters, QueueSample, RankSample
 from .orphans import Orphans, follow_orphans, leaked
 from .outcomes import OutcomeTrack, count
 

@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from ..engines.answers import MAX_COUNT, MAX_HOLDS, MAX_RANKS, Answer, Count, Name, Seconds, Version
 from .http import Unanswered, invalid
-from .model import HANDOFF_QUEUES, ConnectorSample, HoldSample, PeerSample, QueueSample, Tally
+from .samples import HANDOFF_QUEUES, ConnectorSample, HoldSample, PeerSample, QueueSample, Tally
 
 UNSETTLED = frozenset({"aborting", "quiescing", "held"})
 """States of hand-offs that have failed while their memory may still be accessed."""

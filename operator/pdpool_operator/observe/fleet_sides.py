@@ -16,8 +16,9 @@ from ..api.rules import TINY_MODEL
 from ..api.services import DisaggregatedService, PoolBinding
 from . import parse
 from .keys import FLEET_PREFIX
-from .model import ObservedInstance, ObservedPod, ObservedPool, RankSample
+from .model import ObservedInstance, ObservedPod, ObservedPool
 from .sampler import Target
+from .samples import RankSample
 
 Object = Mapping[str, Any]
 

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from ..engines.metric_names import MetricNames
 from .engine_metrics import MetricsReading, joined
-from .model import ConnectorSample, EngineSample, RankSample
+from .samples import ConnectorSample, EngineSample, RankSample
 
 
 @dataclass(frozen=True, slots=True)

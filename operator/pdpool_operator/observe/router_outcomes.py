@@ -16,7 +16,7 @@ from ..api.names import router_metrics_url
 from ..engines.answers import MAX_COUNT
 from .http import REFUSED, UNREACHABLE, Unanswered, request
 from .keys import Key
-from .model import Tally
+from .samples import Tally
 
 INTERVAL_S = 3.0
 TIMEOUT_S = 2.0

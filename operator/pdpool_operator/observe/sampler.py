@@ -25,8 +25,9 @@ from ..engines import engine_of
 from .connector_state import parse_state
 from .engine_metrics import METRICS_BYTES, MetricsReading, Sieve, parse_metrics
 from .http import TIMED_OUT, ByteBudget, Unanswered, invalid, request
-from .model import ConnectorSample, EngineSample, ObservedInstance, RankSample
+from .model import ObservedInstance
 from .rank_samples import EngineAnswer, connector_samples, native_samples
+from .samples import ConnectorSample, EngineSample, RankSample
 
 INTERVAL_S = 3.0
 JITTER = 0.2

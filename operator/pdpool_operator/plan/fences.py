@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from ..observe.model import HoldSample, ObservedPod, PodLife, RankSample
+from ..observe.model import ObservedPod, PodLife
+from ..observe.samples import HoldSample, RankSample
 from .held import held_by
 from .model import ContainerEnded, Fence
 

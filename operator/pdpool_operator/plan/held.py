@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..observe.model import HoldSample, ObservedPod, RankSample
+from ..observe.model import ObservedPod
+from ..observe.samples import HoldSample, RankSample
 from .model import ContainerEnded, Fence, NodeOff, Whom
 
 

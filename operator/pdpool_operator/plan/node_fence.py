@@ -32,7 +32,8 @@ from datetime import datetime, timedelta
 from ..api.operations import MAX_PROCESSES, OperationPhase, OperationStatus, PoolOperation
 from ..api.reasons import Reason
 from ..engines.answers import MAX_HOLDS
-from ..observe.model import CRASH_LOOP, ObservedNode, ObservedPod, RankSample
+from ..observe.model import CRASH_LOOP, ObservedNode, ObservedPod
+from ..observe.samples import RankSample
 from .held import held_by
 from .model import Fence, NodeOff, Whom
 from .operation_step import Outcome, Step, changes_of, event_of, failed, late, shortened

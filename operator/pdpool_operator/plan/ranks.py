@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from ..observe.model import ObservedPod, RankSample
+from ..observe.model import ObservedPod
+from ..observe.samples import RankSample
 
 
 def ranks_of(samples: Mapping[int, RankSample]) -> range:

@@ -8,12 +8,13 @@ import pytest
 
 from proof.engines.bench import ratios
 from proof.engines.client import HUNG, Reply
-from proof.engines.environment import Environment
+from proof.engines.environment import EnginesError, Environment
 from proof.engines.faults import AUX_BYTES, held_too_little
 from proof.engines.launch import PORTS, Launch, Ports, command, variables
 from proof.engines.prompts import difference, identical, make
 from proof.engines.record import Record, summary
 from proof.engines.report import write
+from proof.engines.servers import free_ports
 from proof.engines.storm import WAYS, schedule
 
 RIGHT = (((1, 2, 3), "length"),)
@@ -195,3 +196,12 @@ class TestLaunch:
     def test_each_rank_has_a_core(self, ranks):
         found = variables(Launch("prefill", "pdpool", **ranks), Ports(20_000), None)
         assert found["SGLANG_CPU_OMP_THREADS_BIND"] == "0|1"
+
+
+def test_servers_that_start_beside_each_other_get_ports_of_their_own() -> None:
+    starting = range(20_000, 32_000, 40)
+    for _ in range(20):
+        first = free_ports(starting)
+        assert all(abs(first - other) >= PORTS for other in starting)
+    with pytest.raises(EnginesError, match="no 16 successive TCP ports are free"):
+        free_ports(range(20_000, 32_000, PORTS))

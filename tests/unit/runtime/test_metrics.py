@@ -8,7 +8,7 @@ import pytest
 from pdpool_connector.runtime.metrics import PREFIX, ConnectorCollector, state_json
 from pdpool_connector.runtime.stats import ConnectorStats, Distribution, PeerStats, QueueStats
 from pdpool_operator.observe.connector_state import parse_state
-from pdpool_operator.observe.model import Tally
+from pdpool_operator.observe.samples import Tally
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 

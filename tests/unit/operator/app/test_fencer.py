@@ -14,8 +14,8 @@ from pdpool_operator.controller.fences import AGAIN, PATIENCE, Fencer
 from pdpool_operator.observe.http import session
 from pdpool_operator.observe.keys import Key
 from pdpool_operator.observe.lives import Lives
-from pdpool_operator.observe.model import HoldSample
 from pdpool_operator.observe.pod_nodes import PodNodes
+from pdpool_operator.observe.samples import HoldSample
 from pdpool_operator.plan.fences import Fencing
 from pdpool_operator.runtime.engines import Engines
 from pdpool_operator.runtime.keys import Keys

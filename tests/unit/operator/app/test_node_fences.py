@@ -16,8 +16,8 @@ from pdpool_operator.controller.operations import Operations
 from pdpool_operator.engines.answers import MAX_HOLDS
 from pdpool_operator.observe.keys import Key
 from pdpool_operator.observe.lives import Lives
-from pdpool_operator.observe.model import HoldSample, RankSample
 from pdpool_operator.observe.pod_nodes import PodNodes
+from pdpool_operator.observe.samples import HoldSample, RankSample
 from pdpool_operator.plan.model import Fence, NodeOff
 from pdpool_operator.runtime.api_errors import ForbiddenError
 from pdpool_operator.runtime.engines import Told

@@ -17,8 +17,9 @@ from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
 from pdpool_operator.diagnose.standing import Phase, Standing
 from pdpool_operator.diagnose.track import follow
 from pdpool_operator.observe.keys import Bindings, Key
-from pdpool_operator.observe.model import ObservedPool, RankSample
+from pdpool_operator.observe.model import ObservedPool
 from pdpool_operator.observe.pool_services import most_cautious
+from pdpool_operator.observe.samples import RankSample
 from pdpool_operator.plan.model import Purge, Purged
 from pdpool_operator.plan.repair_model import WINDOW, Health, RepairPlan, avoided_nodes
 

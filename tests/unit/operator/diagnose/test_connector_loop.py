@@ -6,7 +6,7 @@ import pytest
 from pdpool_operator.api.names import Role
 from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
 from pdpool_operator.diagnose.pools import diagnose
-from pdpool_operator.observe.model import QueueSample, RankSample
+from pdpool_operator.observe.samples import QueueSample, RankSample
 
 from tests.unit.operator.plan.makers import T0, follow_all, make_pod, make_sample, seconds
 

@@ -8,7 +8,7 @@ from pdpool_operator.diagnose.demand import Demand, demand
 from pdpool_operator.diagnose.evidence import STALE
 from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
 from pdpool_operator.diagnose.track import RankTrack, follow
-from pdpool_operator.observe.model import ConnectorSample, EngineSample, QueueSample, RankSample
+from pdpool_operator.observe.samples import ConnectorSample, EngineSample, QueueSample, RankSample
 
 from ..plan.makers import T0, make_pod
 

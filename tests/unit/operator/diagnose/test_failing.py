@@ -15,7 +15,8 @@ from pdpool_operator.diagnose.outcomes import WINDOW, OutcomeTrack, RouterTrack,
 from pdpool_operator.diagnose.pools import diagnose, subjects
 from pdpool_operator.diagnose.standing import Standing
 from pdpool_operator.diagnose.track import RankTrack, follow
-from pdpool_operator.observe.model import ObservedPool, Tally
+from pdpool_operator.observe.model import ObservedPool
+from pdpool_operator.observe.samples import Tally
 
 from tests.unit.operator.plan.makers import T0, make_instance, make_observed, make_pod, make_pool, make_sample, seconds
 

@@ -7,7 +7,7 @@ from pdpool_operator.api.names import Role
 from pdpool_operator.diagnose.model import Subject, Verdict
 from pdpool_operator.diagnose.pools import diagnose
 from pdpool_operator.engines.answers import parse_sglang_loads
-from pdpool_operator.observe.model import EngineSample, RankSample
+from pdpool_operator.observe.samples import EngineSample, RankSample
 from pdpool_operator.plan.drain import work_left
 
 from tests.unit.operator.plan.makers import T0, follow_all, make_instance, make_pod, make_pool, seconds

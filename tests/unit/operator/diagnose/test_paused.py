@@ -8,7 +8,7 @@ from pdpool_operator.diagnose.failing import advance
 from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
 from pdpool_operator.diagnose.pools import diagnose
 from pdpool_operator.diagnose.standing import Phase
-from pdpool_operator.observe.model import QueueSample, RankSample, Tally
+from pdpool_operator.observe.samples import QueueSample, RankSample, Tally
 
 from tests.unit.operator.plan.makers import T0, follow_all, make_pod, make_sample, seconds
 

@@ -11,7 +11,7 @@ from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
 from pdpool_operator.diagnose.reach import with_cuts
 from pdpool_operator.diagnose.track import follow
 from pdpool_operator.observe.connector_state import parse_state
-from pdpool_operator.observe.model import RankSample
+from pdpool_operator.observe.samples import RankSample
 from pdpool_operator.plan.model import Plan
 from pdpool_operator.status.pool import PoolFacts, pool_status
 

@@ -12,7 +12,7 @@ from pdpool_operator.diagnose.outcomes import OutcomeTrack
 from pdpool_operator.diagnose.pools import diagnose
 from pdpool_operator.diagnose.standing import Phase, Standing
 from pdpool_operator.diagnose.track import RankTrack, follow
-from pdpool_operator.observe.model import Tally
+from pdpool_operator.observe.samples import Tally
 
 from tests.unit.operator.plan.makers import T0, follow_all, make_pod, make_sample, seconds
 

@@ -14,8 +14,8 @@ from pdpool_operator.engines import EngineType
 from pdpool_operator.engines.metric_names import SGLANG
 from pdpool_operator.observe.engine_metrics import Sieve, joined, parse_metrics
 from pdpool_operator.observe.http import Unanswered
-from pdpool_operator.observe.model import RankSample
 from pdpool_operator.observe.sampler import parse_loads
+from pdpool_operator.observe.samples import RankSample
 
 from tests.stock_sglang import Stock
 from tests.unit.operator.plan.makers import T0, follow_all, make_pod, seconds

@@ -5,7 +5,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from pdpool_operator.diagnose.track import RankTrack, follow
-from pdpool_operator.observe.model import RankSample
+from pdpool_operator.observe.samples import RankSample
 
 from tests.unit.operator.plan.makers import T0, follow_all, make_sample, seconds
 

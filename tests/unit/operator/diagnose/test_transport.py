@@ -15,7 +15,7 @@ from pdpool_operator.diagnose.pools import diagnose
 from pdpool_operator.diagnose.track import follow
 from pdpool_operator.diagnose.transport import with_transports
 from pdpool_operator.observe.connector_state import parse_state
-from pdpool_operator.observe.model import RankSample
+from pdpool_operator.observe.samples import RankSample
 from pdpool_operator.plan.model import Plan
 from pdpool_operator.status.chain import ConditionWriter
 from pdpool_operator.status.pool import PoolFacts, pool_status

@@ -11,8 +11,8 @@ from pdpool_operator.api.names import ENGINE_HTTP_PORT, Role
 from pdpool_operator.engines.metric_names import SGLANG
 from pdpool_operator.observe.engine_metrics import KEPT_BYTES, LINE_BYTES, METRICS_BYTES, Sieve, joined, parse_metrics
 from pdpool_operator.observe.http import CHUNK, Unanswered
-from pdpool_operator.observe.model import Counters, EngineSample
 from pdpool_operator.observe.sampler import Look, Target
+from pdpool_operator.observe.samples import Counters, EngineSample
 
 from tests.serving import pod_address
 from tests.stock_sglang import Stock, StockServer

@@ -14,8 +14,8 @@ from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
 from pdpool_operator.diagnose.pools import diagnose
 from pdpool_operator.diagnose.track import RankTrack, follow
 from pdpool_operator.observe.http import session
-from pdpool_operator.observe.model import RankSample
 from pdpool_operator.observe.sampler import Sampler, Target
+from pdpool_operator.observe.samples import RankSample
 
 from tests.serving import pod_address
 from tests.stock_sglang import Stock, StockServer

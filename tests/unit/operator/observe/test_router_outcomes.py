@@ -15,8 +15,8 @@ from pdpool_operator.api.names import ROUTER_METRICS_PORT
 from pdpool_operator.observe import router_outcomes
 from pdpool_operator.observe.http import Unanswered, session
 from pdpool_operator.observe.keys import Key
-from pdpool_operator.observe.model import Tally
 from pdpool_operator.observe.router_outcomes import RouterOutcomes, RouterSample, parse_outcomes
+from pdpool_operator.observe.samples import Tally
 
 from tests.serving import pod_address, serving
 

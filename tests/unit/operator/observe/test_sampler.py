@@ -17,7 +17,6 @@ from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT, Role
 from pdpool_operator.engines.answers import MAX_RANKS
 from pdpool_operator.observe.connector_state import NOT_OURS, parse_state
 from pdpool_operator.observe.http import Unanswered, session
-from pdpool_operator.observe.model import HoldSample, RankSample, Tally
 from pdpool_operator.observe.sampler import (
     ANSWER_BYTES,
     Look,
@@ -26,6 +25,7 @@ from pdpool_operator.observe.sampler import (
     parse_loads,
     pool_targets,
 )
+from pdpool_operator.observe.samples import HoldSample, RankSample, Tally
 
 from tests.serving import pod_address
 from tests.unit.operator.plan.makers import make_instance, make_pod, make_pool

@@ -12,16 +12,8 @@ from pdpool_operator.api.services import DisaggregatedService
 from pdpool_operator.build.pool import instance_stateful_set, pool_objects
 from pdpool_operator.build.settings import BuildSettings
 from pdpool_operator.diagnose.track import RankTrack, follow
-from pdpool_operator.observe.model import (
-    ConnectorSample,
-    EngineSample,
-    ObservedInstance,
-    ObservedObject,
-    ObservedPod,
-    ObservedPool,
-    QueueSample,
-    RankSample,
-)
+from pdpool_operator.observe.model import ObservedInstance, ObservedObject, ObservedPod, ObservedPool
+from pdpool_operator.observe.samples import ConnectorSample, EngineSample, QueueSample, RankSample
 
 SETTINGS = BuildSettings(
     engine_image="localhost/pdpool-engine:dev",

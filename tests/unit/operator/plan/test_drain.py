@@ -2,7 +2,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pdpool_operator.observe.model import EngineSample, ObservedInstance
+from pdpool_operator.observe.model import ObservedInstance
+from pdpool_operator.observe.samples import EngineSample
 from pdpool_operator.plan.drain import SETTLE_S, deadline, has_work_to_lose, work_left
 
 from tests.unit.operator.plan.makers import T0, make_instance, make_pod, make_pool, make_sample, seconds

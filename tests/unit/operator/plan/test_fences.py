@@ -3,7 +3,8 @@
 from dataclasses import replace
 from datetime import datetime
 
-from pdpool_operator.observe.model import ConnectorSample, HoldSample, ObservedPod, PodLife, RankSample
+from pdpool_operator.observe.model import ObservedPod, PodLife
+from pdpool_operator.observe.samples import ConnectorSample, HoldSample, RankSample
 from pdpool_operator.plan.fences import Fencing, plan_fences
 from pdpool_operator.plan.model import ContainerEnded
 

@@ -9,7 +9,8 @@ import pytest
 from pdpool_operator.api.operations import OperationPhase, PoolOperation
 from pdpool_operator.api.reasons import Reason
 from pdpool_operator.engines.answers import MAX_HOLDS
-from pdpool_operator.observe.model import HoldSample, ObservedNode, ObservedPod, RankSample
+from pdpool_operator.observe.model import ObservedNode, ObservedPod
+from pdpool_operator.observe.samples import HoldSample, RankSample
 from pdpool_operator.plan.model import NodeOff
 from pdpool_operator.plan.node_fence import FenceFacts, Whom, plan_fence
 from pdpool_operator.plan.operation_step import Step

@@ -8,7 +8,8 @@ from pdpool_operator.api.names import Role
 from pdpool_operator.api.operations import OperationPhase, PoolOperation
 from pdpool_operator.api.pools import Pool
 from pdpool_operator.api.reasons import Reason
-from pdpool_operator.observe.model import ObservedInstance, RankSample
+from pdpool_operator.observe.model import ObservedInstance
+from pdpool_operator.observe.samples import RankSample
 from pdpool_operator.plan.model import Purge, Purged
 from pdpool_operator.plan.operation import OperationPlan, plan_operations
 from pdpool_operator.plan.operation_gates import Side

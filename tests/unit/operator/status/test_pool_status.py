@@ -8,7 +8,8 @@ from pdpool_operator.api.pools import Pool, PoolStatus
 from pdpool_operator.api.reasons import Reason
 from pdpool_operator.build.settings import BuildSettings
 from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
-from pdpool_operator.observe.model import HoldSample, ObservedInstance
+from pdpool_operator.observe.model import ObservedInstance
+from pdpool_operator.observe.samples import HoldSample
 from pdpool_operator.plan.fences import Unproven
 from pdpool_operator.plan.model import Fault, Plan
 from pdpool_operator.plan.pool import plan_pool

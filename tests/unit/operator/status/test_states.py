@@ -14,7 +14,8 @@ from pdpool_operator.api.services import DisaggregatedService
 from pdpool_operator.build.settings import BuildSettings
 from pdpool_operator.diagnose.model import Cut, Diagnosis, Pair, Subject, Verdict
 from pdpool_operator.diagnose.track import RankTrack
-from pdpool_operator.observe.model import HoldSample, ObservedInstance, ObservedRouter, ObservedService
+from pdpool_operator.observe.model import ObservedInstance, ObservedRouter, ObservedService
+from pdpool_operator.observe.samples import HoldSample
 from pdpool_operator.plan.fences import Unproven
 from pdpool_operator.plan.model import Fault
 from pdpool_operator.plan.pool import plan_pool
