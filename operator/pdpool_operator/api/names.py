@@ -169,7 +169,7 @@ def router_selector(service: str) -> dict[str, str]:
 
 
 def router_endpoints(service: str) -> dict[str, str]:
-    """Labels by which the Service of a router selects the pods that clients are sent to."""
+    """Labels by which the Service of a router selects the pods that clients are sent to. New pods have them."""
     return {**router_selector(service), LABEL_REACHABLE: "true"}
 
 

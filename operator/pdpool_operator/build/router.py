@@ -125,7 +125,7 @@ def _template(service: DisaggregatedService, settings: BuildSettings) -> dict[st
     name = service.metadata.name
     return {
         "metadata": {
-            "labels": {**names.router_labels(name), names.LABEL_REACHABLE: "true"},
+            "labels": {**names.router_labels(name), **names.router_endpoints(name)},
             "annotations": {names.ANNOTATION_KEY_EPOCH: str(settings.key_epoch)},
         },
         "spec": {

@@ -175,9 +175,7 @@ async def until_known(http: aiohttp.ClientSession, url: str, engines: int) -> No
         await asyncio.sleep(0.2)
 
 
-async def test_a_router_counts_as_unreachable_after_two_failed_connections_and_comes_back_with_one_that_succeeds() -> (
-    None
-):
+async def test_a_router_is_unreachable_after_two_failed_connections_until_one_succeeds() -> None:
     told: list[Key] = []
     seen = []
     async with session(4) as http:
