@@ -41,6 +41,9 @@ An instance that is suspected leaves the rotation (OUT). After a pause it serves
     TRIAL  -> SERVING   after TRIAL_DONE successes with a share <= SIBLING_SHARE, or after TRIAL_LASTS without a failure
 
     any    -> SERVING   when another process or another pod takes the instance's place
+
+Failures of a process that Kubernetes counted as not ready do not count once it is ready again, nor do those that a
+sample shows within LATE after that or after a new process.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -74,6 +77,9 @@ SILENT_S = 15.0
 
 GOES_ON = timedelta(seconds=30)
 """An instance that finished no hand-off for so long is not overloaded, unless its prefill engine computes."""
+
+LATE = timedelta(seconds=5)
+"""A router's sample may be this old: its interval and its deadline."""
 
 PAUSE = timedelta(seconds=30)
 LONGEST_PAUSE = timedelta(minutes=8)
@@ -131,7 +137,7 @@ def _step(
     if before is None:
         return Standing(incarnation, Phase.SERVING, subject.pod.created_at)
     if before.incarnation and incarnation and before.incarnation != incarnation:
-        return Standing(incarnation, Phase.SERVING, now)
+        return Standing(incarnation, Phase.SERVING, now + LATE)
     if incarnation and not before.incarnation:
         before = replace(before, incarnation=incarnation)
     match before.phase:
@@ -141,6 +147,8 @@ def _step(
         case Phase.TRIAL:
             return _tried(subject, own, before, now)
         case Phase.SERVING:
+            if not subject.pod.ready:
+                return replace(before, since=now + LATE)
             if evidence is None:
                 return before
             times = 1 if now - before.since > FORGIVEN_AFTER else before.times + 1

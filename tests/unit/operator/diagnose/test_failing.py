@@ -542,6 +542,39 @@ class TestTrial:
         play.incarnations[D1] = "b" * 32
         assert play.look()[D1] is Verdict.IDLE
 
+    def test_failures_of_a_process_that_was_not_ready_do_not_count_later(self) -> None:
+        play = Play()
+        play.change(D1, ready=False)
+        play.look()
+        play.requests(D1, P0, failed=3)
+        play.requests(D0, P0, done=9)
+        play.look()
+        play.change(D1, ready=True)
+        assert failing(play) == set()
+
+    @pytest.mark.parametrize("restarted", [False, True])
+    def test_failures_that_a_sample_shows_late_do_not_count(self, restarted) -> None:
+        play = Play()
+        play.change(D1, ready=False)
+        play.look()
+        play.change(D1, ready=True)
+        if restarted:
+            play.incarnations[D1] = "b" * 32
+            play.look()
+        play.requests(D1, P0, failed=3)
+        play.requests(D0, P0, done=9)
+        assert failing(play) == set()
+
+    def test_failures_after_it_is_ready_again_count(self) -> None:
+        play = Play()
+        play.change(D1, ready=False)
+        play.look()
+        play.change(D1, ready=True)
+        play.look(passes_s=6)
+        play.requests(D1, P0, failed=3)
+        play.requests(D0, P0, done=9)
+        assert failing(play) == {D1}
+
     def test_new_pod_begins_anew(self) -> None:
         play = self.failed_once()
         play.change(D1, uid="another", created_at=play.now)
