@@ -153,6 +153,10 @@ faults: $(READY) ## Faults on the cluster: is the right side named in time and r
 	@$(PY) -m dev.cluster up
 	@$(PY) -m proof.faults --docs docs/faults.md $(ARGS)
 
+.PHONY: vllm
+vllm: $(READY) ## Real vLLM on CPU with pdpool: tokens, aborts, faults, about 7.5 GB
+	@$(PY) -m proof.vllm $(ARGS)
+
 .PHONY: engines
 engines: $(READY) ## Real SGLang on CPU with pdpool and stock NIXL, about 6 GB (PART=smoke|tokens|aborts|faults|bench)
 	@$(PY) -m proof.engines $(PART:%=--part %) --docs docs/benchmarks $(ARGS)

@@ -20,6 +20,7 @@ from pdpool_connector.protocol.status import Cause, Phase, TransferStatus
 from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.decode import DecodeConnector
+from pdpool_connector.runtime.environment import engine_variables
 from pdpool_connector.runtime.prefill import PrefillConnector
 from pdpool_connector.runtime.prompt_digest import prompt_digest
 from pdpool_connector.runtime.stats import ConnectorStats
@@ -62,6 +63,7 @@ __all__ = [
     "agree",
     "answer_for",
     "client_answer",
+    "engine_variables",
     "kv_split",
     "prompt_digest",
     "read_keys",

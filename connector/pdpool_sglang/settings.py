@@ -1,20 +1,17 @@
 """From SGLang's arguments to the connector's configuration. Pure: plain values in, plain values out.
 
 Each attention data-parallel rank of prefill is an instance of its own. Rank d serves its registry at the bootstrap port
-plus d. Every connector of a pod has the control and admin port plus its number in the pod.
+plus d.
 """
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
-from pdpool_connector import ConnectorConfig
+from pdpool_connector import ConnectorConfig, engine_variables
 
 from .memory import Placement
-
-DEFAULT_BACKEND: Final = "nixl"
-"""The connector's own default is `local`, which cannot move memory that SGLang has allocated."""
 
 
 @dataclass(frozen=True)
@@ -90,14 +87,7 @@ class Engine:
         Raises:
             ValueError: A variable has no usable value.
         """
-        variables = dict(environ)
-        variables.setdefault("PDPOOL_TRANSFER_BACKEND", DEFAULT_BACKEND)
-        if not variables.get("PDPOOL_ADVERTISE_HOST") and not variables.get("PDPOOL_POD_IP"):
-            variables["PDPOOL_ADVERTISE_HOST"] = self.host
-        for name in ("PDPOOL_CONTROL_PORT", "PDPOOL_ADMIN_PORT"):
-            variables[name] = offset_port(variables.get(name, ""), self.pod_rank)
-        if socket := variables.get("PDPOOL_ADMIN_SOCKET"):
-            variables["PDPOOL_ADMIN_SOCKET"] = socket_of(socket, self.pod_rank)
+        variables = engine_variables(environ, host=self.host, pod_rank=self.pod_rank)
         own: dict[str, Any] = {
             "engine": f"sglang {self.version}",
             "rank": self.place.rank,
@@ -121,16 +111,6 @@ def data_parallel_rank(replica: int | None, replicas: int, attention_rank: int) 
     of its own, and decode looks for the first rank of each.
     """
     return (replica or 0) if replicas > 1 else attention_rank
-
-
-def offset_port(text: str, pod_rank: int) -> str:
-    """A port of the environment for one connector of the pod; empty and 0 stay as they are."""
-    return str(int(text) + pod_rank) if text.isascii() and text.isdigit() and int(text) else text
-
-
-def socket_of(path: str, pod_rank: int) -> str:
-    """The admin socket of one connector of the pod: the path itself for number 0, else with the number behind it."""
-    return f"{path}.{pod_rank}" if pod_rank else path
 
 
 def address(host: str, port: int) -> str:

@@ -71,12 +71,12 @@ def install_pdpool(target: Path) -> None:
         EnginesError: the wheel cannot be built.
     """
     shutil.rmtree(target, ignore_errors=True)
-    _run("building pdpool", [_uv(), "pip", "install", "-q", "--no-deps", "--target", target, CHECKOUT], 600)
+    run_step("building pdpool", [uv(), "pip", "install", "-q", "--no-deps", "--target", target, CHECKOUT], 600)
 
 
 def _packages(environment: Environment) -> None:
     stamp = environment.venv / ".pdpool-packages"
-    digest = _digest(REQUIREMENTS, *sorted(KERNELS.glob("*.py")))
+    digest = digest_of(REQUIREMENTS, *sorted(KERNELS.glob("*.py")))
     if stamp.exists() and stamp.read_text() == digest:
         return
     free = shutil.disk_usage(environment.root).free
@@ -88,10 +88,10 @@ def _packages(environment: Environment) -> None:
     if free < FREE_BYTES:
         raise EnginesError(f"{environment.root} has {free >> 30} GiB of free space, must have {FREE_BYTES >> 30}")
     if not environment.python.exists():
-        _run("making the environment", [_uv(), "venv", "-q", "--clear", "-p", "3.11", environment.venv], 600)
-    install: list[str | Path] = [_uv(), "pip", "install", "-q", "-p", environment.python, "--no-deps"]
+        run_step("making the environment", [uv(), "venv", "-q", "--clear", "-p", "3.11", environment.venv], 600)
+    install: list[str | Path] = [uv(), "pip", "install", "-q", "-p", environment.python, "--no-deps"]
     install += ["-r", REQUIREMENTS]
-    _run("installing packages", install, INSTALL_S, weigh=environment.venv)
+    run_step("installing packages", install, INSTALL_S, weigh=environment.venv)
     (site,) = environment.venv.glob("lib/python3.*/site-packages")
     shutil.copytree(KERNELS, site / KERNELS.name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     stamp.write_text(digest)
@@ -100,16 +100,16 @@ def _packages(environment: Environment) -> None:
 def _model(environment: Environment, name: str) -> None:
     directory = environment.model(name)
     stamp = directory / ".made"
-    digest = _digest(HERE / "models.py")
+    digest = digest_of(HERE / "models.py")
     if stamp.exists() and stamp.read_text() == digest:
         return
     print(f"engines: making the model {name} in {directory}", flush=True)
     command: list[str | Path] = [environment.python, HERE / "models.py", name, directory]
-    _run(f"making {name}", command, MODEL_S, env={"PYTHONPATH": str(CHECKOUT / "connector")})
+    run_step(f"making {name}", command, MODEL_S, env={"PYTHONPATH": str(CHECKOUT / "connector")})
     stamp.write_text(digest)
 
 
-def _run(
+def run_step(
     what: str,
     command: Sequence[str | Path],
     timeout_s: float,
@@ -140,7 +140,7 @@ def _size(folder: Path) -> int:
     return int(used[0]) if used else 0
 
 
-def _uv() -> str:
+def uv() -> str:
     beside = Path(sys.executable).with_name("uv")
     if beside.exists():
         return str(beside)
@@ -149,7 +149,7 @@ def _uv() -> str:
     raise EnginesError("the program uv is neither beside Python nor in PATH; run `make venv` first")
 
 
-def _digest(*files: Path) -> str:
+def digest_of(*files: Path) -> str:
     total = hashlib.sha256()
     for file in files:
         total.update(file.name.encode() + b"\0" + file.read_bytes())

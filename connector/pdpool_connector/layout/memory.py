@@ -41,8 +41,8 @@ __all__ = [
 
 Layout = Literal["NHD", "HND"]
 """Order within a page: [page_tokens, heads, head_dim] or [heads, page_tokens, head_dim]."""
-KVOrder = Literal["separate", "interleaved"]
-"""K and V in regions of their own, or K before V in each page of one region."""
+KVOrder = Literal["separate", "interleaved", "packed"]
+"""K and V in regions of their own; or in one region, K before V in each page, or K beside V in each head."""
 
 MAX_REGIONS: Final = 2 * MAX_LAYERS
 """Most KV regions of one rank: two for each layer."""
@@ -81,11 +81,12 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
     The rank holds layers `first_layer`.. of `total_layers`, and of each the heads `first_head`.. of `total_heads`.
     A total of 0 means: all that there is. A cache that every tensor-parallel rank has in full (MLA) has one head.
 
-    A page has no padding. Its order is `layout`; of an interleaved cache, a page is K in that order, then V.
+    A page has no padding. Its order is `layout`; of an interleaved cache, a page is K in that order, then V. In
+    a packed cache, each head of a token is K, then V, and `head_dim` counts both.
 
     Args:
         kv: Regions of the layers held, in order. Separate order: K, V of the first layer, K, V of the next, or one
-            region a layer where K and V come from one latent (MLA). Interleaved order: one region a layer.
+            region a layer where K and V come from one latent (MLA). Interleaved and packed order: one region a layer.
             All have the same number of items (pages). Heads of K may be longer than those of V.
         aux: Regions with rows in common: an aux slot selects a row of each. May be empty.
         page_tokens: Tokens in one page.
@@ -165,7 +166,8 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
             kv: For each layer a pair (K, V) or one tensor. A tensor is [pages, page_tokens, heads, head_dim], in
                 layout HND [pages, heads, page_tokens, head_dim]. Other shapes: [tokens, heads, head_dim] with
                 `page_tokens` given; one tensor [2, pages, ...] for K and V; one tensor [pages, 2, ...] in interleaved
-                order; one tensor [pages, page_tokens, latent] for MLA. `kv_split` makes pairs of two lists.
+                order, or with K and V in the last dimension in packed order; one tensor [pages, page_tokens, latent]
+                for MLA. `kv_split` makes pairs of two lists.
             aux: Tensors [rows, ...].
             state: State pools, see `StatePool.from_tensors`.
             page_tokens: Tokens in one page, only for tensors whose first dimension is tokens.
@@ -223,21 +225,18 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if value not in allowed:
                 raise LayoutError(f"{field} is {value!r}, must be one of {', '.join(allowed)}")
-        if self.kv_order == "interleaved":
-            if len(self.kv) != self.layers:
-                raise LayoutError(f"kv has {len(self.kv)} regions, must have {self.layers}, one for each layer")
-            for index, region in enumerate(self.kv):
-                if region.item_bytes % 2:
-                    raise LayoutError(f"item_bytes of kv region {index} is {region.item_bytes}, must be even: K and V")
-        elif len(self.kv) not in (self.layers, 2 * self.layers):
-            raise LayoutError(
-                f"kv has {len(self.kv)} regions, must have 2 * layers = {2 * self.layers}, or one for each layer"
-            )
-        elif len(self.kv) == self.layers and self.total_heads > 1:
+        counts = (self.layers, 2 * self.layers) if self.kv_order == "separate" else (self.layers,)
+        if len(self.kv) not in counts:
+            more = f"2 * layers = {2 * self.layers}, or one for each layer" if len(counts) > 1 else "one for each layer"
+            raise LayoutError(f"kv has {len(self.kv)} regions for {self.layers} layers, must have {more}")
+        if self.kv_order == "separate" and len(self.kv) == self.layers and self.total_heads > 1:
             raise LayoutError(
                 f"kv has one region for each layer and total_heads is {self.total_heads}, must be 1 (a latent) in "
-                "separate order; where a page holds K and V, set kv_order='interleaved'"
+                "separate order; where a page holds K and V, set kv_order='interleaved' or 'packed'"
             )
+        for index, region in enumerate(self.kv):
+            if self.kv_order == "interleaved" and region.item_bytes % 2:
+                raise LayoutError(f"item_bytes of kv region {index} is {region.item_bytes}, must be even: K and V")
 
     def _check_heads(self) -> None:
         check_kinds("heads", self.heads, LayerHeads)

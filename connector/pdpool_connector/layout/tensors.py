@@ -135,6 +135,10 @@ def _pages_of(place: TensorPlace, layout: str, kv_order: str, page_tokens: int |
         if len(shape) != 5 or shape[1] != 2:
             raise LayoutError(f"{place.field} has shape {shape}, must be [pages, 2, ...] of 5 dimensions: interleaved")
         return [_page(place, shape[0], shape[2:], layout)]
+    if kv_order == "packed":
+        if len(shape) != 4:
+            raise LayoutError(f"{place.field} has shape {shape}, must have 4 dimensions, K and V in the last: packed")
+        return [_page(place, shape[0], shape[1:], layout)]
     if len(shape) == 5 and shape[0] == 2 and not paired:
         half = math.prod(shape[1:]) * place.element_bytes
         halves = (place._replace(address=place.address + part * half, shape=shape[1:]) for part in (0, 1))

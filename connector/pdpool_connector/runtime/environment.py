@@ -47,6 +47,34 @@ operator's public key, which needs PDPOOL_POD_UID.
 """
 
 
+ENGINE_BACKEND: Final = "nixl"
+"""The connector's own default is `local`, which cannot move memory that an engine has allocated."""
+
+
+def engine_variables(environ: Mapping[str, str], *, host: str, pod_rank: int) -> dict[str, str]:
+    """Return the variables of one of a pod's connectors, for an engine that allocates its own memory.
+
+    Every connector of a pod has the control port and the admin port plus its number in the pod, and its own admin
+    socket.
+
+    Args:
+        environ: The variables of the pod.
+        host: Address of this process for peers, unless the variables name one.
+        pod_rank: Number of the connector in its pod.
+    """
+    found = dict(environ)
+    found["PDPOOL_TRANSFER_BACKEND"] = environ.get("PDPOOL_TRANSFER_BACKEND") or ENGINE_BACKEND
+    if not found.get("PDPOOL_ADVERTISE_HOST") and not found.get("PDPOOL_POD_IP"):
+        found["PDPOOL_ADVERTISE_HOST"] = host
+    for name in ("PDPOOL_CONTROL_PORT", "PDPOOL_ADMIN_PORT"):
+        text = found.get(name, "")
+        if text.isascii() and text.isdigit() and int(text):
+            found[name] = str(int(text) + pod_rank)
+    if pod_rank and (socket := found.get("PDPOOL_ADMIN_SOCKET")):
+        found["PDPOOL_ADMIN_SOCKET"] = f"{socket}.{pod_rank}"
+    return found
+
+
 def read_environment(environ: Mapping[str, str], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Read the fields that variables give and `overrides` does not; a variable that is empty counts as not set.
 

@@ -37,8 +37,8 @@ class Rank:
         defaults = {"page_tokens": 2, "layers": 2, "kv_heads": 1, "head_dim": 1, "dtype": "uint8", "model": "m"}
         fields = {**defaults, **fields}
         heads = fields.get("heads") or [LayerHeads(fields["kv_heads"], fields["head_dim"], 0, 0)] * fields["layers"]
-        self.head_bytes, self.interleaved = head_bytes, fields.get("kv_order") == "interleaved"
-        each = (sum(head_bytes),) if self.interleaved else head_bytes
+        self.head_bytes = head_bytes
+        each = head_bytes if fields.get("kv_order", "separate") == "separate" else (sum(head_bytes),)
         sizes = [fields["page_tokens"] * one.kv_heads * one.head_dim * count for one in heads for count in each]
         pools = {**({POOL: state} if state else {}), **(more_state or {})}
         items = [(size, pages) for size in sizes]
@@ -72,14 +72,20 @@ class Rank:
         held, tokens = memory.heads_of(layer), memory.page_tokens
         nbytes = self.head_bytes[part] * held.head_dim
         at = layer - memory.first_layer
-        if self.interleaved:
-            halves = self.items(memory.kv[at]).reshape(memory.pages, 2, -1)
-            pages = halves[:, part]
+        if memory.kv_order == "packed":
+            pages, nbytes = self.items(memory.kv[at]), sum(self.head_bytes) * held.head_dim
+        elif memory.kv_order == "interleaved":
+            pages = self.items(memory.kv[at]).reshape(memory.pages, 2, -1)[:, part]
         else:
             pages = self.items(memory.kv[at * len(self.head_bytes) + part])
         if memory.layout == "HND":
-            return pages.reshape(memory.pages, held.kv_heads, tokens, nbytes).swapaxes(1, 2)
-        return pages.reshape(memory.pages, tokens, held.kv_heads, nbytes)
+            found = pages.reshape(memory.pages, held.kv_heads, tokens, nbytes).swapaxes(1, 2)
+        else:
+            found = pages.reshape(memory.pages, tokens, held.kv_heads, nbytes)
+        if memory.kv_order == "packed":
+            start = sum(self.head_bytes[:part]) * held.head_dim
+            return found[..., start : start + self.head_bytes[part] * held.head_dim]
+        return found
 
 
 def heads_by_hand(ours, theirs, layer):
@@ -96,7 +102,7 @@ def heads_by_hand(ours, theirs, layer):
 def moved_by_hand(source, target, chunk):
     """The target's space after a whole chunk, cell by cell."""
     after = Rank.__new__(Rank)
-    after.memory, after.head_bytes, after.interleaved = target.memory, target.head_bytes, target.interleaved
+    after.memory, after.head_bytes = target.memory, target.head_bytes
     after.space, after.base = target.space.copy(), target.base
     ours, theirs = source.memory, target.memory
     reference = set(range(ours.first_head, ours.first_head + ours.kv_heads)) & set(

@@ -75,7 +75,7 @@ POOL = mamba(Region(0x200000, 32, 4))
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layers": 3}, "kv has 4 regions, must have 2 * layers = 6, or one for each layer"),
+        ({"layers": 3}, "kv has 4 regions for 3 layers, must have 2 * layers = 6, or one for each layer"),
         ({"layers": 0}, "layers is 0, must be 1..2048"),
         ({"page_tokens": 0}, "page_tokens is 0"),
         ({"kv_heads": -1}, "kv_heads is -1"),
@@ -94,8 +94,9 @@ POOL = mamba(Region(0x200000, 32, 4))
         ({"state": (Region(0x100000, 32, 4),)}, "(Region), must be a StatePool"),
         ({"state": (POOL, POOL)}, "state has pools named ['mamba', 'mamba'], must have each name once"),
         ({"layout": "NDH"}, "layout is 'NDH', must be one of NHD, HND"),
-        ({"kv_order": "KV"}, "kv_order is 'KV', must be one of separate, interleaved"),
-        ({"kv_order": "interleaved"}, "kv has 4 regions, must have 2, one for each layer"),
+        ({"kv_order": "KV"}, "kv_order is 'KV', must be one of separate, interleaved, packed"),
+        ({"kv_order": "interleaved"}, "kv has 4 regions for 2 layers, must have one for each layer"),
+        ({"kv_order": "packed"}, "kv has 4 regions for 2 layers, must have one for each layer"),
         (
             {"kv_order": "interleaved", "kv": (Region(0x1000, 65, 8), Region(0x2000, 65, 8))},
             "item_bytes of kv region 0 is 65, must be even",
@@ -311,7 +312,14 @@ def test_a_layer_may_have_heads_of_its_own():
 
 @pytest.mark.parametrize(
     ("layout", "kv_order", "strips"),
-    [("NHD", "separate", 16), ("HND", "separate", 1), ("NHD", "interleaved", 32), ("HND", "interleaved", 2)],
+    [
+        ("NHD", "separate", 16),
+        ("HND", "separate", 1),
+        ("NHD", "interleaved", 32),
+        ("HND", "interleaved", 2),
+        ("NHD", "packed", 16),
+        ("HND", "packed", 1),
+    ],
 )
 def test_strips_of_a_page_follow_from_its_order(layout, kv_order, strips):
     layers = 2 if kv_order == "separate" else 4

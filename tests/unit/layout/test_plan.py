@@ -60,9 +60,9 @@ def draft_heads(heads, first_head, kv_heads, layers):
 def pairs(draw):
     """Two memories with any parts of one model in any order of bytes, and a chunk between them."""
     layers, heads = draw(st.integers(1, 4)), draw(st.integers(1, 6))
-    order = draw(st.sampled_from(["separate", "interleaved"]))
-    sizes = [(2, 2), (3, 1)] + ([(5,)] if heads == 1 else []) if order == "separate" else [(2, 2), (3, 3)]
-    head_bytes = draw(st.sampled_from(sizes))
+    order = draw(st.sampled_from(["separate", "interleaved", "packed"]))
+    sizes = {"separate": [(2, 2), (3, 1)] + [(5,)] * (heads == 1), "interleaved": [(2, 2), (3, 3)], "packed": [(3, 1)]}
+    head_bytes = draw(st.sampled_from(sizes[order]))
     common = {
         "page_tokens": draw(st.integers(1, 3)),
         "kv_order": order,

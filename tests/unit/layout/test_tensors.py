@@ -80,6 +80,11 @@ def test_interleaved_pages_give_one_region():
     assert (len(memory.kv), memory.kv[0].item_bytes, memory.kv_heads) == (3, 2 * 16 * 4 * 128 * 2, 4)
 
 
+def test_packed_pages_give_one_region_with_heads_of_both():
+    memory = KVMemory.from_tensors(layers_of(3, 8, 4, 16, 256), model="m", kv_order="packed", layout="HND")
+    assert (len(memory.kv), memory.kv[0].item_bytes, memory.kv_heads, memory.head_dim) == (3, 16 * 4 * 256 * 2, 4, 256)
+
+
 def test_a_latent_cache_has_one_region_and_one_head():
     for tensors, given in ((layers_of(2, 8, 64, 576), {}), (layers_of(2, 512, 1, 576), {"page_tokens": 64})):
         memory = KVMemory.from_tensors(tensors, model="m", **given)
@@ -123,6 +128,7 @@ def test_layers_of_other_heads_must_be_described():
             "kv[0] has 2 tensors, must be a pair (K, V) in separate order (it is 'interleaved')",
         ),
         (layers_of(1, 8, 16, 4, 128), {"kv_order": "interleaved"}, "must be [pages, 2, ...] of 5 dimensions"),
+        (layers_of(1, 8, 2, 16, 4, 128), {"kv_order": "packed"}, "must have 4 dimensions, K and V in the last: packed"),
         (
             layers_of(1, 8, 16, 4, 128, contiguous=False),
             {},

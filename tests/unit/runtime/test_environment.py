@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from pdpool_connector import ConnectorConfig
+from pdpool_connector import ConnectorConfig, engine_variables
 
 HOST = {"PDPOOL_POD_IP": "10.0.0.1"}
 
@@ -67,3 +67,22 @@ def test_arguments_win_over_variables() -> None:
 def test_wrong_variable_is_refused_by_name(variables: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ConnectorConfig.from_env({**HOST, **variables})
+
+
+def test_connectors_of_a_pod_have_ports_and_sockets_of_their_own() -> None:
+    pod = {"PDPOOL_CONTROL_PORT": "9300", "PDPOOL_ADMIN_PORT": "9400", "PDPOOL_ADMIN_SOCKET": "/a", **HOST}
+    ranks = [ConnectorConfig.from_env(engine_variables(pod, host="::1", pod_rank=rank)) for rank in (0, 2)]
+    assert [(one.control_port, one.admin_port) for one in ranks] == [(9300, 9400), (9302, 9402)]
+    assert [str(one.admin_socket) for one in ranks] == ["/a", "/a.2"]
+
+
+@pytest.mark.parametrize("text", ["0", "", "x"])
+def test_port_that_is_any_stays_so(text: str) -> None:
+    assert engine_variables({"PDPOOL_ADMIN_PORT": text}, host="::1", pod_rank=3)["PDPOOL_ADMIN_PORT"] == text
+
+
+@pytest.mark.parametrize(("named", "backend"), [("", "nixl"), ("mooncake", "mooncake")])
+def test_engine_has_a_backend_for_its_own_memory(named: str, backend: str) -> None:
+    variables = engine_variables({"PDPOOL_TRANSFER_BACKEND": named}, host="10.0.0.2", pod_rank=0)
+    config = ConnectorConfig.from_env(variables)
+    assert (config.backend, config.advertise_host) == (backend, "10.0.0.2")

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from pdpool_connector import shard_model
 from pdpool_sglang.memory import Placement
-from pdpool_sglang.settings import Engine, data_parallel_rank, offset_port, registry_of, socket_of
+from pdpool_sglang.settings import Engine, data_parallel_rank, registry_of
 
 BASE = Engine(
     role="prefill",
@@ -87,13 +87,6 @@ class TestAddresses:
     def test_other_text_is_refused(self, text):
         with pytest.raises(ValueError, match="host:port"):
             registry_of(text, 0)
-
-    @pytest.mark.parametrize(("text", "port"), [("9300", "9303"), ("0", "0"), ("", ""), ("x", "x")])
-    def test_free_ports_stay_free(self, text, port):
-        assert offset_port(text, 3) == port
-
-    def test_first_connector_has_the_socket_itself(self):
-        assert (socket_of("/a", 0), socket_of("/a", 2)) == ("/a", "/a.2")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Real vLLM on CPU with pdpool's connector: tokens, aborts and faults."""

@@ -1,0 +1,68 @@
+"""What a P/D proxy of vLLM does: prefill first, then decode with the parameters of prefill's answer."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import aiohttp
+
+from proof.vllm.servers import Server
+
+ANSWER_S: Final = 60.0
+"""After this time a client gives up: the request hangs."""
+HUNG: Final = -1
+LOST: Final = 0
+
+
+Params: TypeAlias = dict[str, Any] | None
+"""Of a hand-off, as vLLM's API has them."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """HTTP status, or `LOST` where the connection ended, or `HUNG`; and the tokens or the error."""
+
+    status: int
+    tokens: tuple[int, ...] = ()
+    error: str = ""
+    params: Params = None
+
+
+def session() -> aiohttp.ClientSession:
+    """Make a client without a limit of connections."""
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+
+
+async def complete(
+    client: aiohttp.ClientSession, server: Server, prompt: Sequence[int], new_tokens: int, params: Params = None
+) -> Reply:
+    """Ask one server for greedy tokens. Does not raise: a failure is a reply."""
+    body = {"model": "tiny", "prompt": list(prompt), "max_tokens": new_tokens, "temperature": 0, "ignore_eos": True}
+    body |= {"return_token_ids": True, "kv_transfer_params": params}
+    try:
+        async with asyncio.timeout(ANSWER_S), client.post(f"{server.url}/v1/completions", json=body) as response:
+            answer = await response.json(content_type=None)
+    except TimeoutError:
+        return Reply(HUNG, error="no answer")
+    except (aiohttp.ClientError, ConnectionError, ValueError) as error:
+        return Reply(LOST, error=repr(error))
+    if response.status != 200:
+        return Reply(response.status, error=str(answer)[:300])
+    return Reply(200, tuple(answer["choices"][0]["token_ids"]), params=answer.get("kv_transfer_params"))
+
+
+async def prefilled(client: aiohttp.ClientSession, server: Server, prompt: Sequence[int]) -> Reply:
+    """Ask prefill to compute a prompt. The reply has the parameters for decode."""
+    return await complete(client, server, prompt, 1, {"do_remote_decode": True, "do_remote_prefill": False})
+
+
+async def ask(
+    client: aiohttp.ClientSession, prefill: Server, decode: Server, prompt: Sequence[int], new_tokens: int
+) -> Reply:
+    """Ask both sides, as a proxy does. The reply is decode's, or prefill's failure."""
+    first = await prefilled(client, prefill, prompt)
+    if first.status != 200:
+        return first
+    return await complete(client, decode, prompt, new_tokens, first.params)

@@ -1,0 +1,111 @@
+"""What vLLM's scheduler decides about hand-offs."""
+
+from types import SimpleNamespace
+
+import pytest
+from pdpool_connector import prompt_digest
+from pdpool_vllm.scheduler import Offer, Open, SchedulerSide, Send
+
+REMOTE = {"do_remote_prefill": True, "remote_bootstrap": "10.0.0.1:8998", "remote_room": 7}
+DIGEST = prompt_digest(list(range(100)))
+
+
+def request(tokens=100, **params):
+    return SimpleNamespace(
+        request_id="r", prompt_token_ids=list(range(tokens)), num_prompt_tokens=tokens, kv_transfer_params=params
+    )
+
+
+@pytest.fixture
+def side():
+    return SchedulerSide(16, "10.0.0.1:8998", lambda: 7)
+
+
+def test_ordinary_request_is_left_alone(side):
+    one = request()
+    side.arrived(one)
+    assert side.remote_tokens(one, 0) == 0
+    side.allocated(one, [1, 2], 0)
+    assert side.finished(one, [1, 2], complete=True) == (False, None)
+    step = side.take_step(1)
+    assert (step.opens, step.offers, step.sends, step.aborts, step.running) == ({}, {}, {}, {}, 1)
+
+
+def test_hand_off_is_opened_when_the_request_arrives(side):
+    side.arrived(request(**REMOTE))
+    assert side.take_step(0).opens == {"r": Open("10.0.0.1:8998", 7, DIGEST)}
+    assert side.take_step(0).opens == {}
+
+
+def test_prompt_of_embeddings_has_no_digest(side):
+    one = request(**REMOTE)
+    one.prompt_token_ids = None
+    side.arrived(one)
+    assert side.take_step(0).opens["r"].prompt == b""
+
+
+@pytest.mark.parametrize(("computed", "remote"), [(0, 100), (32, 68), (100, 0)])
+def test_the_rest_of_the_prompt_comes_from_prefill(side, computed, remote):
+    assert side.remote_tokens(request(**REMOTE), computed) == remote
+
+
+def test_memory_is_offered_once(side):
+    one = request(**REMOTE)
+    side.allocated(one, [9, 8, 7, 6, 5, 4, 3, 2], 68)
+    side.allocated(one, [9, 8, 7, 6, 5, 4, 3, 2], 0)
+    step = side.take_step(0)
+    assert step.offers == {"r": Offer([7, 6, 5, 4, 3], 2)}
+    assert step.aborts == {}
+
+
+def test_computed_request_is_sent_and_kept(side):
+    kept, params = side.finished(request(do_remote_decode=True), [9, 8, 7, 6, 5, 4, 3, 2], complete=True)
+    assert kept
+    assert params == {**REMOTE, "do_remote_decode": False}
+    assert side.take_step(0).sends == {"r": Send(7, DIGEST, [9, 8, 7, 6, 5, 4, 3])}
+
+
+@pytest.mark.parametrize(("complete", "blocks"), [(False, [1]), (True, [])])
+def test_request_that_was_not_computed_is_not_sent(side, complete, blocks):
+    assert side.finished(request(do_remote_decode=True), blocks, complete=complete) == (False, None)
+    assert side.take_step(0).sends == {}
+
+
+def test_request_that_left_before_its_step_is_not_opened(side):
+    one = request(**REMOTE)
+    side.arrived(one)
+    side.finished(one, [], complete=False)
+    step = side.take_step(0)
+    assert (step.opens, list(step.aborts)) == ({}, ["r"])
+
+
+def test_request_that_has_its_cache_ends_quietly(side):
+    one = request(**REMOTE)
+    side.arrived(one)
+    side.allocated(one, [1, 2, 3, 4, 5, 6, 7], 100)
+    side.received({"r"})
+    side.take_step(0)
+    assert side.finished(one, [1, 2, 3, 4, 5, 6, 7], complete=True) == (False, None)
+    assert side.take_step(0).aborts == {}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"remote_room": 0},
+        {"remote_room": 1 << 63},
+        {"remote_room": True},
+        {"remote_room": "7"},
+        {"remote_room": None},
+        {"remote_bootstrap": None},
+        {"remote_bootstrap": ""},
+        {"remote_bootstrap": "x" * 257},
+        {"remote_bootstrap": ["10.0.0.1:8998"]},
+    ],
+)
+def test_parameters_that_are_not_valid_are_computed_here(side, wrong, caplog):
+    one = request(**{**REMOTE, **wrong})
+    side.arrived(one)
+    assert side.remote_tokens(one, 0) == 0
+    assert side.take_step(0).opens == {}
+    assert "is computed here" in caplog.text
