@@ -1,20 +1,25 @@
 """What vLLM's scheduler knows of hand-offs: it decides what the workers do in each step. Pure: no I/O, no vLLM.
 
-vLLM runs prefill first. Prefill's answer has the parameters of the hand-off, and the proxy puts them into the request
-to decode:
+With vLLM's proxies prefill runs first. Its answer has the parameters of the hand-off, and the proxy puts them into the
+request to decode:
 
     do_remote_prefill=True    take the cache from a prefill
     remote_bootstrap          address of that prefill's registry, "host:port"
     remote_room               number of the hand-off
+
+sglang-router asks both sides at once (`middleware`). It has chosen the number, so prefill gets it in the request:
+
+    do_remote_decode=True     keep the cache for a decode
+    remote_room               number of the hand-off; prefill chooses one if it is not given
 
 A request's blocks stay allocated until all workers have reported its id. Prefill's are kept because `finished` says so,
 and decode's because the request waits for its cache. So each id is reported exactly once, and only for these.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from pdpool_connector import prompt_digest
 
@@ -27,7 +32,7 @@ MAX_BOOTSTRAP: Final = 256
 
 @dataclass(frozen=True)
 class Open:
-    """Decode has a request whose cache a prefill holds."""
+    """A request has come that is handed over. `bootstrap`: address of prefill's registry; "" at prefill itself."""
 
     bootstrap: str
     room: int
@@ -78,12 +83,22 @@ class SchedulerSide:
         self._step = Step()
         self._loading: set[str] = set()
         """Requests that wait for their cache."""
+        self._opened: dict[str, tuple[str, int]] = {}
+        """Registry and room of each request that is opened, and neither loaded nor sent."""
 
     def arrived(self, request: Any) -> None:  # noqa: ANN401 - vLLM's Request
-        """A request has come. Decode opens its hand-off now, so that prefill knows that its pages are wanted."""
-        if (wanted := remote_prefill(request)) is not None:
-            bootstrap, room = wanted
-            self._step.opens[request.request_id] = Open(bootstrap, room, _digest(request))
+        """A request has come. Its hand-off is opened now, so that the other side knows that it is wanted.
+
+        One hand-off serves one request. The others of several that name it (`n` above 1) are computed here.
+        """
+        wanted = remote_prefill(request) or remote_decode(request)
+        if wanted is None:
+            return
+        if wanted in self._opened.values():
+            request.kv_transfer_params = None
+            return
+        self._opened[request.request_id] = wanted
+        self._step.opens[request.request_id] = Open(*wanted, _digest(request))
 
     def remote_tokens(self, request: Any, computed: int) -> int:  # noqa: ANN401
         """Return how many tokens of the prompt come from prefill, beyond the `computed` ones that are here already."""
@@ -102,11 +117,13 @@ class SchedulerSide:
             self._step.offers[request.request_id] = Offer(self._of_prompt(request, blocks)[prefix:], prefix)
             self._loading.add(request.request_id)
         else:
-            self._step.aborts[request.request_id] = "decode has the whole prompt in its cache"
+            self._give_up(request.request_id, "decode has the whole prompt in its cache")
 
-    def received(self, ids: Sequence[str]) -> None:
+    def received(self, ids: Iterable[str]) -> None:
         """All workers have reported that they no longer wait for these."""
-        self._loading.difference_update(ids)
+        for request_id in ids:
+            self._loading.discard(request_id)
+            self._opened.pop(request_id, None)
 
     def finished(self, request: Any, blocks: Sequence[int], *, complete: bool) -> tuple[bool, dict[str, Any] | None]:  # noqa: ANN401
         """A request is over.
@@ -120,22 +137,25 @@ class SchedulerSide:
             Whether its blocks are kept until the workers report it as sent, and the parameters for decode.
         """
         request_id, params = request.request_id, request.kv_transfer_params or {}
-        if request_id in self._loading or remote_prefill(request) is not None:
+        if params.get("do_remote_decode") and complete and blocks:
+            room = self._opened.pop(request_id, ("", 0))[1] or self._new_room()
+            self._step.sends[request_id] = Send(room, _digest(request), self._of_prompt(request, blocks))
+            return True, {
+                "do_remote_prefill": True,
+                "do_remote_decode": False,
+                "remote_bootstrap": self._bootstrap,
+                "remote_room": room,
+            }
+        if request_id in self._opened:
             # vLLM keeps the blocks of a request that is loading by itself.
-            self._step.opens.pop(request_id, None)
-            self._step.aborts[request_id] = "decode's engine has given the request up"
-            return False, None
-        if not (params.get("do_remote_decode") and complete and blocks):
-            return False, None
-        room = self._new_room()
-        pages = self._of_prompt(request, blocks)
-        self._step.sends[request_id] = Send(room, _digest(request), pages)
-        return True, {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
-            "remote_bootstrap": self._bootstrap,
-            "remote_room": room,
-        }
+            self._give_up(request_id, "the engine has given the request up")
+        return False, None
+
+    def _give_up(self, request_id: str, why: str) -> None:
+        """Abort a hand-off. One that is to be opened in this step is opened first: only so the other side learns it."""
+        self._step.aborts[request_id] = why
+        if request_id not in self._loading:
+            del self._opened[request_id]
 
     def take_step(self, running: int) -> Step:
         """Return what the workers do in this step."""
@@ -144,7 +164,7 @@ class SchedulerSide:
         return step
 
     def _of_prompt(self, request: Any, blocks: Sequence[int]) -> Sequence[int]:  # noqa: ANN401
-        """The blocks that hold the prompt. Both sides count alike, whatever else they have allocated."""
+        """The blocks that hold the prompt. Both sides count the same, whatever else they have allocated."""
         return blocks[: -(-request.num_prompt_tokens // self._block_tokens)]
 
 
@@ -157,7 +177,7 @@ def remote_prefill(request: Any) -> tuple[str, int] | None:  # noqa: ANN401
     if not params.get("do_remote_prefill"):
         return None
     bootstrap, room = params.get("remote_bootstrap"), params.get("remote_room")
-    if isinstance(bootstrap, str) and 0 < len(bootstrap) <= MAX_BOOTSTRAP and type(room) is int and room in ROOMS:
+    if isinstance(bootstrap, str) and 0 < len(bootstrap) <= MAX_BOOTSTRAP and _is_room(room):
         return bootstrap, room
     log.warning(
         "request %s is computed here: remote_bootstrap must be host:port, remote_room 1 to 2**63 - 1; they come from "
@@ -166,6 +186,17 @@ def remote_prefill(request: Any) -> tuple[str, int] | None:  # noqa: ANN401
     )
     params["do_remote_prefill"] = False
     return None
+
+
+def remote_decode(request: Any) -> tuple[str, int] | None:  # noqa: ANN401
+    """Return ("", room) of a request that prefill computes for a decode that is asked at the same time."""
+    params = request.kv_transfer_params or {}
+    room = params.get("remote_room")
+    return ("", room) if params.get("do_remote_decode") and _is_room(room) else None
+
+
+def _is_room(value: object) -> TypeGuard[int]:
+    return type(value) is int and value in ROOMS
 
 
 def _digest(request: Any) -> bytes:  # noqa: ANN401

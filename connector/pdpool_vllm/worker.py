@@ -31,13 +31,21 @@ class PrefillWorker:
 
     def __init__(self, connector: PrefillConnector) -> None:
         self._connector = connector
+        self._opened: dict[str, PrefillTransfer] = {}
         self._sending: dict[str, PrefillTransfer] = {}
 
     def do(self, step: Step) -> None:
-        """Begin what the scheduler decided."""
+        """Begin what the scheduler decided, and give up what it gave up."""
         self._connector.beat()
+        for request_id, wanted in step.opens.items():
+            self._opened[request_id] = self._connector.open(wanted.room, request_id, prompt=wanted.prompt)
+        for request_id, why in step.aborts.items():
+            if (given_up := self._opened.pop(request_id, None)) is not None:
+                given_up.abort(why)
         for request_id, send in step.sends.items():
-            transfer = self._connector.open(send.room, request_id, prompt=send.prompt)
+            transfer = self._opened.pop(request_id, None) or self._connector.open(
+                send.room, request_id, prompt=send.prompt
+            )
             self._sending[request_id] = transfer
             try:
                 transfer.send(send.pages, start=0, last=True)

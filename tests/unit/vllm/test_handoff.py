@@ -106,6 +106,36 @@ def test_blocks_arrive(engines):
     assert (decode.cache[:, [5, 6, 7]] == decode.cache[:1, [5, 6, 7], :1, :1, :1]).all()
 
 
+def test_both_sides_may_be_asked_at_once(engines):
+    prefill, decode = engines()
+    one = request("p", 10, do_remote_decode=True, remote_room=9)
+    prefill.scheduler.arrived(one)
+    loading(
+        decode,
+        {"do_remote_prefill": True, "remote_bootstrap": prefill.connector.bootstrap_address, "remote_room": 9},
+    )
+    run((prefill, decode), lambda: prefill.connector.stats().attempts["ready"].reqs)
+    assert (prefill.sent, decode.received) == (set(), set())
+    prefill.cache[:, [3, 1, 2]] = 4
+    prefill.scheduler.finished(one, [3, 1, 2], complete=True)
+    run((prefill, decode), lambda: prefill.sent and decode.received)
+    assert (values(decode, (5, 6, 7)), decode.failed) == ([4, 4, 4], set())
+
+
+def test_request_that_prefill_gives_up_fails_at_decode(engines):
+    prefill, decode = engines()
+    one = request("p", 10, do_remote_decode=True, remote_room=9)
+    prefill.scheduler.arrived(one)
+    loading(
+        decode,
+        {"do_remote_prefill": True, "remote_bootstrap": prefill.connector.bootstrap_address, "remote_room": 9},
+    )
+    run((prefill, decode), lambda: prefill.connector.stats().attempts["ready"].reqs)
+    prefill.scheduler.finished(one, [3], complete=False)
+    run((prefill, decode), lambda: decode.received)
+    assert (prefill.sent, decode.failed) == (set(), {"d"})
+
+
 def test_blocks_that_decode_has_are_left_alone(engines):
     prefill, decode = engines()
     decode.cache[:, 5] = 9

@@ -37,6 +37,46 @@ def test_hand_off_is_opened_when_the_request_arrives(side):
     assert side.take_step(0).opens == {}
 
 
+def test_prefill_opens_a_hand_off_whose_number_the_router_has_chosen(side):
+    one = request(do_remote_decode=True, remote_room=5)
+    side.arrived(one)
+    assert side.take_step(0).opens == {"r": Open("", 5, DIGEST)}
+    _, params = side.finished(one, [1, 2, 3, 4, 5, 6, 7], complete=True)
+    assert params["remote_room"] == 5
+    step = side.take_step(0)
+    assert (step.sends["r"].room, step.aborts) == (5, {})
+
+
+def test_request_that_prefill_does_not_complete_is_given_up(side):
+    one = request(do_remote_decode=True, remote_room=5)
+    side.arrived(one)
+    side.take_step(0)
+    assert side.finished(one, [1], complete=False) == (False, None)
+    assert list(side.take_step(0).aborts) == ["r"]
+
+
+@pytest.mark.parametrize("params", [REMOTE, {"do_remote_decode": True, "remote_room": 5}])
+def test_one_hand_off_serves_one_request(side, params):
+    first, second = request(**params), request(**params)
+    second.request_id = "s"
+    side.arrived(first)
+    side.arrived(second)
+    assert list(side.take_step(0).opens) == ["r"]
+    assert side.remote_tokens(second, 0) == 0
+    assert side.finished(second, [1, 2], complete=True) == (False, None)
+    assert side.take_step(0).aborts == {}
+
+
+def test_room_may_be_used_again_once_it_has_ended(side):
+    for name in ("r", "s"):
+        one = request(**REMOTE)
+        one.request_id = name
+        side.arrived(one)
+        side.allocated(one, [1, 2, 3, 4, 5, 6, 7], 100)
+        side.received([name])
+        assert list(side.take_step(0).opens) == [name]
+
+
 def test_prompt_of_embeddings_has_no_digest(side):
     one = request(**REMOTE)
     one.prompt_token_ids = None
@@ -71,12 +111,12 @@ def test_request_that_was_not_computed_is_not_sent(side, complete, blocks):
     assert side.take_step(0).sends == {}
 
 
-def test_request_that_left_before_its_step_is_not_opened(side):
+def test_request_that_left_before_its_step_is_opened_and_given_up(side):
     one = request(**REMOTE)
     side.arrived(one)
     side.finished(one, [], complete=False)
     step = side.take_step(0)
-    assert (step.opens, list(step.aborts)) == ({}, ["r"])
+    assert (list(step.opens), list(step.aborts)) == (["r"], ["r"])
 
 
 def test_request_that_has_its_cache_ends_quietly(side):

@@ -1,0 +1,109 @@
+"""Requests of sglang-router become vLLM's."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from pdpool_vllm import middleware
+from pdpool_vllm.middleware import RouterRequests, translated
+
+MARKED = {"bootstrap_host": "10.0.0.1", "bootstrap_port": 8998, "bootstrap_room": 7}
+ASKED = {"model": "m", "prompt": "Hello", "max_tokens": 64, "stream": True, "stream_options": {"include_usage": True}}
+
+
+def at(side, **fields):
+    return json.loads(translated(json.dumps({**ASKED, **MARKED, **fields}).encode(), is_prefill=side == "prefill"))
+
+
+def test_prefill_computes_one_token_and_keeps_the_cache():
+    assert at("prefill") == {
+        "model": "m",
+        "prompt": "Hello",
+        "max_tokens": 1,
+        "stream": False,
+        "n": 1,
+        "kv_transfer_params": {"do_remote_prefill": False, "do_remote_decode": True, "remote_room": 7},
+    }
+
+
+def test_prefill_of_a_chat_computes_one_token():
+    found = at("prefill", max_completion_tokens=50)
+    assert (found["max_tokens"], found["max_completion_tokens"]) == (1, 1)
+
+
+@pytest.mark.parametrize(("host", "address"), [("10.0.0.1", "10.0.0.1:8998"), ("fd00::1", "[fd00::1]:8998")])
+def test_decode_takes_the_cache_of_that_prefill(host, address):
+    assert at("decode", bootstrap_host=host) == {
+        **ASKED,
+        "kv_transfer_params": {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_bootstrap": address,
+            "remote_room": 7,
+        },
+    }
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+@pytest.mark.parametrize(
+    "several",
+    [{"bootstrap_room": [7, 8], "bootstrap_host": ["a", "a"], "bootstrap_port": [1, 1]}, {"bootstrap_port": None}],
+)
+def test_what_cannot_be_handed_over_is_computed_at_decode(side, several):
+    assert at(side, kv_transfer_params={"do_remote_prefill": True}, **several)["kv_transfer_params"] is None
+
+
+@pytest.mark.parametrize("body", [b"", b"no JSON", b"[1]", json.dumps(ASKED).encode()])
+@pytest.mark.parametrize("is_prefill", [True, False])
+def test_other_requests_are_left_alone(body, is_prefill):
+    assert translated(body, is_prefill=is_prefill) == body
+
+
+class Http:
+    """An ASGI server and the application behind the middleware."""
+
+    def __init__(self, *parts, path="/v1/completions", kind="http"):
+        self.incoming = [{"type": "http.request", "body": one, "more_body": True} for one in parts[:-1]]
+        self.incoming.append({"type": "http.request", "body": parts[-1]})
+        state = SimpleNamespace(vllm_config=SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_role="kv_consumer")))
+        self.scope = {"type": kind, "method": "POST", "path": path, "app": SimpleNamespace(state=state)}
+        self.scope["headers"] = [(b"host", b"a"), (b"content-length", b"1")]
+        self.seen, self.sent = None, []
+
+    async def run(self):
+        await RouterRequests(self.app)(self.scope, self.receive, self.send)
+        return self
+
+    async def app(self, scope, receive, _send):
+        self.seen = (scope, await receive())
+
+    async def receive(self):
+        return self.incoming.pop(0)
+
+    async def send(self, message):
+        self.sent.append(message)
+
+
+async def test_body_and_its_length_are_replaced():
+    text = json.dumps({**ASKED, **MARKED}).encode()
+    scope, message = (await Http(text[:9], text[9:]).run()).seen
+    assert b"kv_transfer_params" in message["body"]
+    assert dict(scope["headers"]) == {b"host": b"a", b"content-length": str(len(message["body"])).encode()}
+
+
+@pytest.mark.parametrize("other", [{"path": "/tokenize"}, {"kind": "lifespan"}])
+async def test_other_paths_are_left_alone(other):
+    http = await Http(b"x", **other).run()
+    assert http.seen == (http.scope, {"type": "http.request", "body": b"x"})
+
+
+async def test_body_that_is_too_long_is_refused(monkeypatch):
+    monkeypatch.setattr(middleware, "MAX_BODY", 10)
+    http = await Http(b"123456", b"123456").run()
+    assert (http.seen, http.sent[0]["status"]) == (None, 413)
+
+
+async def test_client_that_leaves_reaches_nothing():
+    http = Http(b"x")
+    http.incoming = [{"type": "http.disconnect"}]
+    assert (await http.run()).seen is None
