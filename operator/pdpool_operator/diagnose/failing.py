@@ -7,6 +7,9 @@ engine has failures too. Per instance and source, within the last minute, with  
                           a sibling has done >= SIBLING_DONE with a share <= SIBLING_SHARE,
                           or done >= FEW_DONE and failed = 0
 
+                     or   since its last success, which was HANGS ago: failed >= FEW_FAILED, and
+                          a sibling has done >= FEW_DONE and failed = 0
+
                      or   in the whole minute: failed >= FEW_FAILED, done = 0, and
                           a sibling has done >= FEW_DONE and failed = 0
 
@@ -42,8 +45,8 @@ An instance that is suspected leaves the rotation (OUT). After a pause it serves
 
     any    -> SERVING   when another process or another pod takes the instance's place
 
-Failures of a process that Kubernetes counted as not ready do not count once it is ready again, nor do those that a
-sample shows within LATE after that or after a new process.
+Failures of a process that Kubernetes counted as not ready do not count once it is ready again. Nor do those that a
+sample shows within LATE after that, or after a new process.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -66,6 +69,8 @@ SIBLING_SHARE = 0.25
 FEW_FAILED = 2
 FEW_DONE = 3
 """With few clients, a try that fails may last 15 s. So few outcomes must be enough if they leave no doubt."""
+HANGS = timedelta(seconds=25)
+"""An instance that has not succeeded for so long while its sibling did gets few requests because they hang there."""
 LATELY = timedelta(seconds=45)
 """Failures without a sibling must be this recent. A single burst is then forgotten before an alert fires."""
 MANY_FAILED = 10
@@ -259,7 +264,10 @@ def _failing_by_themselves(own: Iterable[Subject], source: str, now: datetime) -
         siblings = [sibling for sibling in serving if sibling is not subject]
         succeeded = subject.last_done(source) or start
         failed_at = subject.last_failed(source) if _waited(subject, now) else None
-        for since, suffices in ((max(start, succeeded), _run), (start, _few), (start, _many)):
+        rules = [(max(start, succeeded), _run), (start, _few), (start, _many)]
+        if now - succeeded >= HANGS:
+            rules.append((max(start, succeeded), _few))
+        for since, suffices in rules:
             tally = subject.tally(source, since)
             well = [(s.name, t) for s in siblings if suffices(tally, t := _beside(s, source, since, failed_at, now))]
             if well:

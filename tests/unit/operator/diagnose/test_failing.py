@@ -119,6 +119,23 @@ def failing(play: Play) -> set[str]:
     return {name for name, verdict in play.look().items() if verdict is Verdict.FAILING}
 
 
+def served_well() -> Play:
+    """Both decodes served until now."""
+    play = Play()
+    play.requests(D0, D1, P0, done=30)
+    play.look()
+    return play
+
+
+def hangs(play: Play, looks: int) -> None:
+    """A try fails at D1 after so many looks. D0 serves meanwhile."""
+    for _ in range(looks):
+        play.requests(D0, P0, done=4)
+        play.look()
+    play.requests(D1, P0, failed=1)
+    play.look(0.5)
+
+
 def decode_fails(play: Play, *bad: str, requests: int = 6) -> None:
     """Requests alternate between the decodes; those at the bad ones fail, also at their prefill."""
     decodes = [i.name for i in play.pools[Role.DECODE].instances]
@@ -193,6 +210,16 @@ class TestFault:
         assert play.out() == set()
         play.requests(D0, P1, done=3)
         play.look()
+        assert play.out() == {D1}
+
+    def test_decode_where_one_try_hangs_at_a_time_is_found_at_the_second(self) -> None:
+        """Each try lasts 16 s. The router sends the other requests to the less busy decode."""
+        play = served_well()
+        began = play.now
+        for _ in (1, 2):
+            assert play.out() == set()
+            hangs(play, looks=5)
+        assert (play.now - began).total_seconds() < 35
         assert play.out() == {D1}
 
     def test_two_of_three_failing_are_both_named(self) -> None:
@@ -314,6 +341,26 @@ class TestLookAlikes:
         play = Play()
         happens(play)
         assert failing(play) == set()
+        assert play.out() == set()
+
+    def test_two_failures_soon_after_a_success_are_bad_luck(self) -> None:
+        play = served_well()
+        hangs(play, looks=2)
+        hangs(play, looks=2)
+        assert play.out() == set()
+
+    def test_two_failures_with_a_success_between_them_are_bad_luck(self) -> None:
+        play = served_well()
+        hangs(play, looks=5)
+        play.requests(D1, P0, done=1)
+        hangs(play, looks=5)
+        assert play.out() == set()
+
+    def test_two_failures_while_a_sibling_fails_too_are_bad_luck(self) -> None:
+        play = served_well()
+        hangs(play, looks=5)
+        play.requests(D0, P0, failed=1)
+        hangs(play, looks=5)
         assert play.out() == set()
 
     def test_decode_that_waited_for_prefill_as_its_sibling_did_is_not_failing(self) -> None:
