@@ -1,14 +1,21 @@
-"""Requests of sglang-router, for vLLM's HTTP server: `--middleware pdpool_vllm.middleware.RouterRequests`.
+"""What sglang-router and pdpool's operator expect of SGLang's HTTP server, for vLLM's.
 
-sglang-router sends each request to prefill and decode at once, with three fields more: `bootstrap_host`,
-`bootstrap_port` and `bootstrap_room`. vLLM knows them as `kv_transfer_params`. Prefill computes one token.
+Start vLLM with `--middleware pdpool_vllm.middleware.SGLangHttp`.
+
+- sglang-router sends each request to prefill and decode at once, with three fields more: `bootstrap_host`,
+  `bootstrap_port` and `bootstrap_room`. vLLM knows them as `kv_transfer_params`. Prefill computes one token.
+- `/v1/loads` counts the requests that run and wait. They are vLLM's own gauges, as of its last step.
 """
 
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
-PATHS: Final = frozenset({"/v1/completions", "/v1/chat/completions"})
+from prometheus_client import REGISTRY, CollectorRegistry
+
+COMPLETIONS: Final = frozenset({"/v1/completions", "/v1/chat/completions"})
+LOADS: Final = "/v1/loads"
+GAUGES: Final = {"vllm:num_requests_running": "num_running_reqs", "vllm:num_requests_waiting": "num_waiting_reqs"}
 MAX_BODY: Final = 256 << 20
 """Bytes of a request; prompts with images are long."""
 LIMITS: Final = ("max_tokens", "max_completion_tokens")
@@ -21,33 +28,36 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
-class RouterRequests:
-    """ASGI middleware. Requests without `bootstrap_room` pass as they are."""
+class SGLangHttp:
+    """ASGI middleware. Other requests pass as they are."""
 
     def __init__(self, app: App) -> None:
         self._app = app
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in PATHS:
+        route = (scope["method"], scope["path"]) if scope["type"] == "http" else ("", "")
+        if route == ("GET", LOADS):
+            found = loads(REGISTRY)
+            await _answer(send, 200 if found else 503, json.dumps({"loads": found}))
+        elif route[0] == "POST" and route[1] in COMPLETIONS:
+            await self._complete(scope, receive, send)
+        else:
             await self._app(scope, receive, send)
-            return
+
+    async def _complete(self, scope: Message, receive: Receive, send: Send) -> None:
         body = await _read(receive)
         if body is None:
-            await _refuse(send)
+            await _answer(send, 413, json.dumps({"error": f"the request has more than {MAX_BODY} bytes"}))
             return
         kv_role = scope["app"].state.vllm_config.kv_transfer_config.kv_role
         changed = translated(body, is_prefill=kv_role == "kv_producer")
         headers = [(name, value) for name, value in scope["headers"] if name != b"content-length"]
         length = (b"content-length", str(len(changed)).encode())
-        first = True
+        parts = [{"type": "http.request", "body": changed, "more_body": False}]
 
         async def replay() -> Message:
-            nonlocal first
-            if first:
-                first = False
-                return {"type": "http.request", "body": changed, "more_body": False}
-            return await receive()
+            return parts.pop() if parts else await receive()
 
         await self._app({**scope, "headers": [*headers, length]}, replay, send)
 
@@ -66,9 +76,23 @@ async def _read(receive: Receive) -> bytes | None:
             return bytes(body)
 
 
-async def _refuse(send: Send) -> None:
-    await send({"type": "http.response.start", "status": 413, "headers": [(b"content-type", b"text/plain")]})
-    await send({"type": "http.response.body", "body": f"the request has more than {MAX_BODY} bytes".encode()})
+async def _answer(send: Send, status: int, text: str) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"application/json")]})
+    await send({"type": "http.response.body", "body": text.encode()})
+
+
+def loads(registry: CollectorRegistry) -> list[dict[str, int]]:
+    """Return the requests that run and wait, for each data-parallel rank, as SGLang's `/v1/loads` has them.
+
+    Empty where vLLM does not count them (`--disable-log-stats`).
+    """
+    found: dict[int, dict[str, int]] = {}
+    for metric in registry.restricted_registry(GAUGES).collect():
+        for sample in metric.samples:
+            rank = int(sample.labels.get("engine") or 0)
+            entry = found.setdefault(rank, {"dp_rank": rank, **dict.fromkeys(GAUGES.values(), 0)})
+            entry[GAUGES[sample.name]] += int(sample.value)
+    return [found[rank] for rank in sorted(found)]
 
 
 def translated(body: bytes, *, is_prefill: bool) -> bytes:

@@ -1,4 +1,4 @@
-"""`python -m dev.demo [up | down] [--engine reference | sglang] [--cluster local | current] [--registry R]`."""
+"""`python -m dev.demo [up | down] [--engine reference | sglang | vllm] [--cluster local | current] [--registry R]`."""
 
 import sys
 from collections.abc import Callable
@@ -28,7 +28,7 @@ ENGINE = click.option(
     type=click.Choice(tuple(ENGINES)),
     default="reference",
     show_default=True,
-    help="The reference engine, or real SGLang on CPU (7 GB of image, 12 GB of memory).",
+    help="The reference engine, or real SGLang or vLLM on CPU (7 to 9 GB of image, 12 GB of memory).",
 )
 REGISTRY = click.option("--registry", help="Where to push images for --cluster current: registry.example/team.")
 

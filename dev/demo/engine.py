@@ -1,4 +1,4 @@
-"""What differs between the demo with the reference engine and the demo with SGLang."""
+"""What differs between the demos with the reference engine, SGLang and vLLM."""
 
 import json
 from abc import ABC, abstractmethod
@@ -60,14 +60,14 @@ class Reference(DemoEngine):
         return "is frozen; its connector still runs" if frozen else "runs again"
 
 
-SIGNAL_SCHEDULERS: Final = """
+SIGNAL_PROCESSES: Final = """
 import os, pathlib, signal, sys
 sent = 0
 for entry in pathlib.Path("/proc").iterdir():
-    if entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(b"sglang::scheduler"):
+    if entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(sys.argv[2].encode()):
         os.kill(int(entry.name), getattr(signal, sys.argv[1]))
         sent += 1
-sys.exit(0 if sent else "no process is called sglang::scheduler")
+sys.exit(0 if sent else f"no process is called {sys.argv[2]}")
 """
 CPU_FLAGS: Final = (
     *("--device=cpu", "--attention-backend=torch_native", "--dtype=float32", "--page-size=16"),
@@ -94,10 +94,41 @@ class SGLang(DemoEngine):
 
     def freeze(self, screen: Screen, target: Target, namespace: str, pod: str, *, frozen: bool) -> str:
         """See `DemoEngine`."""
-        name = "SIGSTOP" if frozen else "SIGCONT"
-        screen.command(f"kubectl exec -n {namespace} {pod} -- python3 -c '… {name} to sglang::scheduler'")
-        target.kubectl("exec", "-n", namespace, pod, "-c", "engine", "--", "python3", "-c", SIGNAL_SCHEDULERS, name)
-        return "is stopped, and its connector with it; its HTTP server answers" if frozen else "runs again"
+        return signal_processes(screen, target, namespace, pod, "sglang::scheduler", frozen=frozen)
+
+
+VLLM_FLAGS: Final = ("--dtype=float32", "--enforce-eager", "--block-size=32", "--max-model-len=2048")
+VLLM_BLOCKS: Final = "--num-gpu-blocks-override=256"
+VLLM_VARIABLES: Final = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "HOME": "/tmp",
+    "USER": "pdpool",
+}
+
+
+class VLLM(DemoEngine):
+    """Real vLLM on CPU. The processes of its engine are stopped by a signal."""
+
+    def unified(self, model_path: str, model: str) -> tuple[Sequence[str], Sequence[str], Mapping[str, str]]:
+        """See `DemoEngine`."""
+        flags = (f"--model={model_path}", f"--served-model-name={model}", "--host=0.0.0.0", *VLLM_FLAGS, VLLM_BLOCKS)
+        return ("python3", "-m", "vllm.entrypoints.openai.api_server"), (*flags, f"--port={HTTP_PORT}"), VLLM_VARIABLES
+
+    def freeze(self, screen: Screen, target: Target, namespace: str, pod: str, *, frozen: bool) -> str:
+        """See `DemoEngine`."""
+        return signal_processes(screen, target, namespace, pod, "VLLM::", frozen=frozen)
+
+
+def signal_processes(screen: Screen, target: Target, namespace: str, pod: str, title: str, *, frozen: bool) -> str:
+    """Stop or resume the processes of a pod whose titles begin so. Return the state in words."""
+    name = "SIGSTOP" if frozen else "SIGCONT"
+    screen.command(f"kubectl exec -n {namespace} {pod} -- python3 -c '… {name} to {title}'")
+    words = ("exec", "-n", namespace, pod, "-c", "engine", "--", "python3", "-c", SIGNAL_PROCESSES, name, title)
+    target.kubectl(*words)
+    return "is stopped, and its connector with it; its HTTP server answers" if frozen else "runs again"
 
 
 ENGINES: Final[Mapping[str, DemoEngine]] = {
@@ -116,6 +147,15 @@ ENGINES: Final[Mapping[str, DemoEngine]] = {
         alert="PdpoolInstanceUnknown",
         unhealthy="Unknown",
         sizes="SGLang on CPU: an image of 7 GB from a download of 3 GB, 25 GB of disk and 12 GB of memory in all. "
+        "A first run takes about 25 minutes on two cores",
+    ),
+    "vllm": VLLM(
+        "vllm",
+        "vllm-cpu.yaml",
+        ready_s=1200,
+        alert="PdpoolInstanceUnknown",
+        unhealthy="Unknown",
+        sizes="vLLM on CPU: an image of 9 GB from a download of 4 GB, 28 GB of disk and 12 GB of memory in all. "
         "A first run takes about 25 minutes on two cores",
     ),
 }

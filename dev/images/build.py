@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dev import packages
-from dev.images import sglang, store
+from dev.images import real_engines, store
 from dev.images.base import base_image
 from dev.images.model import prepare_model
 from dev.paths import CHECKOUT
@@ -43,6 +43,11 @@ def _product(name: str, prepare: Callable[[Clock], None] = lambda _clock: None) 
     return Image(name, f"localhost/pdpool-{name}:dev", dockerfile, lambda: CHECKOUT, needs_base=True, prepare=prepare)
 
 
+def _real_engine(name: str) -> Image:
+    dockerfile, tag = HERE / name / "Dockerfile", f"localhost/pdpool-{name}:dev"
+    return Image(name, tag, dockerfile, real_engines.context, needs_base=True, prepare=real_engines.prepare)
+
+
 IMAGES = {
     image.name: image
     for image in (
@@ -58,14 +63,8 @@ IMAGES = {
         _product("operator"),
         _product("engine", prepare_model),
         _product("router"),
-        Image(
-            "sglang",
-            "localhost/pdpool-sglang:dev",
-            HERE / "sglang/Dockerfile",
-            sglang.context,
-            needs_base=True,
-            prepare=sglang.prepare,
-        ),
+        _real_engine("sglang"),
+        _real_engine("vllm"),
     )
 }
 # Option of pip -> environment variable that sets it.

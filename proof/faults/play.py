@@ -20,8 +20,10 @@ LONGEST_S = 900.0
 REPAIRED_S = 180.0
 """Longest time from the fault to the restart, in seconds."""
 RECOVERED_S = 180.0
-"""Longest time from the restart, or from the fault's end, until all is well, in seconds. An engine that failed two trials
-gets the next one after 2 minutes."""
+"""Longest time from the restart, or from the fault's end, until all is well, in seconds.
+
+An engine that failed two trials gets the next one after 2 minutes.
+"""
 AFTERWARDS = 30
 """Right answers that the traffic must get after the recovery."""
 SHOWN_ERRORS = 5

@@ -13,6 +13,7 @@ class EngineType(StrEnum):
 
     REFERENCE = "Reference"
     SGLANG = "SGLang"
+    VLLM = "VLLM"
 
 
 class TransferBackend(StrEnum):
@@ -37,8 +38,8 @@ class EngineSpec(Model):
         default=EngineType.REFERENCE,
         description=(
             "Engine that runs in the container `engine`. It decides command, flags, environment, ports, probes, drain, "
-            "and where queues are read. Reference is pdpool's own small CPU engine. SGLang needs an image in the "
-            "template: one of SGLang's with pdpool installed, unless transfer.connector is Native."
+            "and where queues are read. Reference is pdpool's own small CPU engine. SGLang and VLLM need an image in "
+            "the template: one of theirs with pdpool installed, unless transfer.connector is Native."
         ),
     )
     startup_timeout_seconds: int | None = Field(
@@ -47,7 +48,7 @@ class EngineSpec(Model):
         le=86400,
         description=(
             "Seconds that an engine may take to load its model. Then Kubernetes restarts the container. Default: "
-            "600 for Reference, 1800 for SGLang."
+            "600 for Reference, 1800 for SGLang and VLLM."
         ),
     )
 

@@ -42,14 +42,15 @@ POOL_RULES = (
         lambda s: s.transfer.connector == "Pdpool" or s.transfer.backend != "Local",
     ),
     Rule(
-        "self.engine.type != 'Reference' || self.parallelism.data == 1",
-        "parallelism.data must be 1 for engine.type Reference, which has no data parallelism",
-        lambda s: s.engine.type != "Reference" or s.parallelism.data == 1,
+        "self.engine.type == 'SGLang' || self.parallelism.data == 1",
+        "parallelism.data must be 1 unless engine.type is SGLang; use more replicas",
+        lambda s: s.engine.type == "SGLang" or s.parallelism.data == 1,
     ),
     Rule(
-        "self.engine.type != 'SGLang' || self.transfer.connector != 'Pdpool' || self.parallelism.pipeline == 1",
-        "parallelism.pipeline must be 1 for engine.type SGLang with transfer.connector Pdpool; use parallelism.tensor",
-        lambda s: s.engine.type != "SGLang" or s.transfer.connector != "Pdpool" or s.parallelism.pipeline == 1,
+        "self.engine.type == 'Reference' || self.transfer.connector != 'Pdpool' || self.parallelism.pipeline == 1",
+        "parallelism.pipeline must be 1 for engine.type SGLang and VLLM with transfer.connector Pdpool; use "
+        "parallelism.tensor",
+        lambda s: s.engine.type == "Reference" or s.transfer.connector != "Pdpool" or s.parallelism.pipeline == 1,
     ),
     Rule(
         "!has(self.rdma) || self.rdma.mode == 'Off' || self.transfer.backend != 'Local'",
@@ -83,6 +84,11 @@ BINDING_RULES = (
         "has(self.selector) || (!has(self.engine) && !has(self.port) && !has(self.connector))",
         "engine, port and connector of prefill and decode describe selected pods; with poolRef, the pool has them",
         lambda s: s.selector is not None or (s.engine is None and s.port is None and s.connector is None),
+    ),
+    Rule(
+        "!has(self.engine) || self.engine != 'VLLM' || (has(self.connector) && self.connector == 'Pdpool')",
+        "engine VLLM of prefill and decode needs connector Pdpool, because vLLM's own connectors show no queues",
+        lambda s: s.engine != "VLLM" or s.connector == "Pdpool",
     ),
 )
 """Rules of one side of a service."""

@@ -13,7 +13,7 @@ Rules within our container:
 
 - `args`: the user's follow ours. A flag that pdpool sets from a typed field is refused.
 - `env`: by name; the user's wins. Names that begin with `PDPOOL_` are refused, but for switches
-  of the SGLang plugin (`PDPOOL_SGLANG_`).
+  of the plugins (`PDPOOL_SGLANG_`, `PDPOOL_VLLM_`).
 - `ports`: by name. A port of ours with another number is refused.
 - `volumeMounts`: by mount path; the user's wins.
 - `lifecycle`: key by key. `preStop` is refused if the pod drains by it.
@@ -172,8 +172,8 @@ def _refuse_other_port(entry: dict[str, Any], ours: dict[str, Any] | None, path:
         )
 
 
-FOR_USERS = "PDPOOL_SGLANG_"
-"""Switches of the SGLang plugin, such as PDPOOL_SGLANG_ANY_VERSION."""
+FOR_USERS = ("PDPOOL_SGLANG_", "PDPOOL_VLLM_")
+"""Switches of the plugins, such as PDPOOL_SGLANG_ANY_VERSION."""
 
 Check = Callable[[dict[str, Any], dict[str, Any] | None, str], None]
 

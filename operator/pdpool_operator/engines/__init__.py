@@ -10,8 +10,9 @@ from ..api.engine import EngineType
 from .base import Engine
 from .reference import Reference
 from .sglang import SGLang
+from .vllm import VLLM
 
-ENGINES: Mapping[EngineType, Engine] = {engine.type: engine for engine in (Reference(), SGLang())}
+ENGINES: Mapping[EngineType, Engine] = {engine.type: engine for engine in (Reference(), SGLang(), VLLM())}
 
 
 def engine_of(kind: EngineType) -> Engine:

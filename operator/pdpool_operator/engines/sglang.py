@@ -12,11 +12,9 @@ from ..api.engine import EngineType, TransferConnector
 from ..api.names import Role
 from ..api.pools import Pool
 from .base import Directory, Instance, Object, Refusal, agent_drain
+from .foreign import CONTROL_PORT, HOME, connector_variables, numbered, template_args, too_few_gpus
 from .sglang_http import SGLangHttp
 
-CONTROL_PORT = 9100
-"""Not the reference engine's 8999: data-parallel ranks have bootstrap ports 8998, 8999, ..."""
-HOME = "/home/pdpool"
 PLUGIN = "pdpool"
 
 REFUSED_FLAGS = {
@@ -30,7 +28,6 @@ BALANCE, BY_ROOM = "--load-balance-method", "follow_bootstrap_room"
 DP_ATTENTION = "--enable-dp-attention"
 SHARED_FLAGS = ("--page-size", "--kv-cache-dtype")
 """The connector refuses a hand-off between sides that differ in one of these."""
-GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 
 
 class SGLang(SGLangHttp):
@@ -98,7 +95,7 @@ class SGLang(SGLangHttp):
             "USER": PLUGIN,
         }
         if self.has_connector(instance.pool):
-            variables |= _pinned() | _connector(instance)
+            variables |= _pinned() | connector_variables(instance)
         return [{"name": name, "value": value} for name, value in variables.items()]
 
     def ports(self, pool: Pool) -> Mapping[str, int]:
@@ -107,9 +104,9 @@ class SGLang(SGLangHttp):
         ranks = rank_count(pool) if self.has_connector(pool) else 0
         return {
             "http": names.ENGINE_HTTP_PORT,
-            **(_numbered("bootstrap", names.BOOTSTRAP_PORT, data) if pool.role is Role.PREFILL else {}),
-            **_numbered("control", CONTROL_PORT, ranks),
-            **_numbered("admin", names.ADMIN_PORT, ranks),
+            **(numbered("bootstrap", names.BOOTSTRAP_PORT, data) if pool.role is Role.PREFILL else {}),
+            **numbered("control", CONTROL_PORT, ranks),
+            **numbered("admin", names.ADMIN_PORT, ranks),
         }
 
     def drain_command(self, pool: Pool) -> Sequence[str] | None:
@@ -139,14 +136,14 @@ class SGLang(SGLangHttp):
             if flag == BALANCE and self._balances(pool) and (value if separator else after) != BY_ROOM:
                 yield Refusal("args", arg, f"must be {BY_ROOM} for prefill with pdpool's connector; remove it")
         yield from self._refused_environment(pool, container)
-        yield from _too_few_gpus(pool, container)
+        yield from too_few_gpus(container, rank_count(pool))
 
     def shared_flags(self, pool: Pool) -> Mapping[str, str]:
         """See `Engine`. The value of a flag that is absent or `auto` is known to SGLang only."""
         if not self.has_connector(pool):
             return {}
         found: dict[str, str] = {}
-        for arg, after in pairwise([*map(str, _template_args(pool)), ""]):
+        for arg, after in pairwise([*map(str, template_args(pool)), ""]):
             flag, separator, value = arg.partition("=")
             if flag in SHARED_FLAGS:
                 found[flag] = value if separator else after
@@ -173,18 +170,7 @@ def rank_count(pool: Pool) -> int:
     """
     parallelism = pool.spec.parallelism
     ranks = parallelism.tensor * parallelism.pipeline
-    return ranks if DP_ATTENTION in _template_args(pool) else ranks * parallelism.data
-
-
-def _template_args(pool: Pool) -> list[Any]:
-    """Return the arguments of the user's template, whose shape is not checked yet."""
-    spec = pool.spec.template.get("spec")
-    containers = spec.get("containers") if isinstance(spec, dict) else None
-    for container in containers if isinstance(containers, list) else ():
-        if isinstance(container, dict) and container.get("name") == names.ENGINE_CONTAINER:
-            args = container.get("args")
-            return args if isinstance(args, list) else []
-    return []
+    return ranks if DP_ATTENTION in template_args(pool) else ranks * parallelism.data
 
 
 def _pinned() -> dict[str, str]:
@@ -194,37 +180,3 @@ def _pinned() -> dict[str, str]:
         # SGLang otherwise frees pages after 30 s although a peer may still write into them.
         "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT": "86400",
     }
-
-
-def _connector(instance: Instance) -> dict[str, str]:
-    """Variables that `ConnectorConfig.from_env` reads. Each further rank adds its number to the ports."""
-    pool, keys = instance.pool, instance.keys
-    variables = {
-        "PDPOOL_TRANSFER_BACKEND": pool.spec.transfer.backend.lower(),
-        "PDPOOL_CONTROL_PORT": str(CONTROL_PORT),
-        "PDPOOL_ADMIN_PORT": str(names.ADMIN_PORT),
-        "PDPOOL_ADMIN_SOCKET": names.ADMIN_SOCKET,
-        "PDPOOL_FLIGHT_DIR": names.FLIGHT_DIRECTORY,
-    }
-    if pool.role is Role.PREFILL:
-        variables["PDPOOL_BOOTSTRAP_PORT"] = str(names.BOOTSTRAP_PORT)
-    if keys is not None:
-        variables["PDPOOL_OPERATOR_KEY"] = f"{names.KEYS_DIRECTORY}/{names.operator_file(keys.newest)}"
-        variables["PDPOOL_CURVE_KEYS"] = f"{names.KEYS_DIRECTORY}/{names.curve_file(keys)}"
-    return variables
-
-
-def _numbered(name: str, first: int, count: int) -> dict[str, int]:
-    return {name if number == 0 else f"{name}-{number}": first + number for number in range(count)}
-
-
-def _too_few_gpus(pool: Pool, container: Mapping[str, Any]) -> Iterator[Refusal]:
-    resources = container.get("resources")
-    limits = resources.get("limits") if isinstance(resources, dict) else None
-    for resource in GPUS:
-        given = limits.get(resource) if isinstance(limits, dict) else None
-        ranks = rank_count(pool)
-        if given is not None and str(given).isdecimal() and int(given) < ranks:
-            yield Refusal(
-                f"resources.limits[{resource}]", given, f"spec.parallelism makes {ranks} ranks, one for each device"
-            )

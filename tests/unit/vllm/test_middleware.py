@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 from pdpool_vllm import middleware
-from pdpool_vllm.middleware import RouterRequests, translated
+from pdpool_vllm.middleware import SGLangHttp, loads, translated
+from prometheus_client import CollectorRegistry, Gauge
 
 MARKED = {"bootstrap_host": "10.0.0.1", "bootstrap_port": 8998, "bootstrap_room": 7}
 ASKED = {"model": "m", "prompt": "Hello", "max_tokens": 64, "stream": True, "stream_options": {"include_usage": True}}
@@ -62,16 +63,16 @@ def test_other_requests_are_left_alone(body, is_prefill):
 class Http:
     """An ASGI server and the application behind the middleware."""
 
-    def __init__(self, *parts, path="/v1/completions", kind="http"):
+    def __init__(self, *parts, path="/v1/completions", kind="http", method="POST"):
         self.incoming = [{"type": "http.request", "body": one, "more_body": True} for one in parts[:-1]]
         self.incoming.append({"type": "http.request", "body": parts[-1]})
         state = SimpleNamespace(vllm_config=SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_role="kv_consumer")))
-        self.scope = {"type": kind, "method": "POST", "path": path, "app": SimpleNamespace(state=state)}
+        self.scope = {"type": kind, "method": method, "path": path, "app": SimpleNamespace(state=state)}
         self.scope["headers"] = [(b"host", b"a"), (b"content-length", b"1")]
         self.seen, self.sent = None, []
 
     async def run(self):
-        await RouterRequests(self.app)(self.scope, self.receive, self.send)
+        await SGLangHttp(self.app)(self.scope, self.receive, self.send)
         return self
 
     async def app(self, scope, receive, _send):
@@ -91,7 +92,9 @@ async def test_body_and_its_length_are_replaced():
     assert dict(scope["headers"]) == {b"host": b"a", b"content-length": str(len(message["body"])).encode()}
 
 
-@pytest.mark.parametrize("other", [{"path": "/tokenize"}, {"kind": "lifespan"}])
+@pytest.mark.parametrize(
+    "other", [{"path": "/tokenize"}, {"kind": "lifespan"}, {"path": "/v1/loads"}, {"method": "GET"}]
+)
 async def test_other_paths_are_left_alone(other):
     http = await Http(b"x", **other).run()
     assert http.seen == (http.scope, {"type": "http.request", "body": b"x"})
@@ -107,3 +110,34 @@ async def test_client_that_leaves_reaches_nothing():
     http = Http(b"x")
     http.incoming = [{"type": "http.disconnect"}]
     assert (await http.run()).seen is None
+
+
+@pytest.fixture
+def counted():
+    registry = CollectorRegistry()
+    for name, values in (("running", (3, 0)), ("waiting", (1, 2))):
+        gauge = Gauge(f"vllm:num_requests_{name}", "", ["model_name", "engine"], registry=registry)
+        for rank, value in enumerate(values):
+            gauge.labels("m", str(rank)).set(value)
+    Gauge("vllm:kv_cache_usage_perc", "", registry=registry).set(0.5)
+    return registry
+
+
+def test_loads_are_those_of_each_rank(counted):
+    assert loads(counted) == [
+        {"dp_rank": 0, "num_running_reqs": 3, "num_waiting_reqs": 1},
+        {"dp_rank": 1, "num_running_reqs": 0, "num_waiting_reqs": 2},
+    ]
+
+
+async def test_loads_are_served(counted, monkeypatch):
+    monkeypatch.setattr(middleware, "REGISTRY", counted)
+    http = await Http(b"", path="/v1/loads", method="GET").run()
+    assert (http.seen, http.sent[0]["status"]) == (None, 200)
+    assert json.loads(http.sent[1]["body"])["loads"] == loads(counted)
+
+
+async def test_loads_without_statistics_are_no_answer(monkeypatch):
+    monkeypatch.setattr(middleware, "REGISTRY", CollectorRegistry())
+    http = await Http(b"", path="/v1/loads", method="GET").run()
+    assert http.sent[0]["status"] == 503

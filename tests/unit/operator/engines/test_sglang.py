@@ -228,7 +228,7 @@ def test_template_that_adds_to_typed_fields_is_taken(container):
             {"engine": {"type": "SGLang"}, "transfer": {"connector": "Native", "backend": "Local"}},
             "transfer.backend Local exists only with",
         ),
-        ({"parallelism": {"data": 2}}, "parallelism.data must be 1 for engine.type Reference"),
+        ({"parallelism": {"data": 2}}, "parallelism.data must be 1 unless engine.type is SGLang"),
         (
             {"engine": {"type": "SGLang"}, "parallelism": {"pipeline": 2}},
             "parallelism.pipeline must be 1 for engine.type",

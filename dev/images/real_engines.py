@@ -1,4 +1,4 @@
-"""The build context of the image of SGLang on CPU: lists and sources of this checkout, and its wheel."""
+"""The build contexts of the images of SGLang and vLLM on CPU: lists and sources of this checkout, and its wheel."""
 
 import shutil
 import sys
@@ -13,8 +13,8 @@ BUILD_S = 300.0
 
 
 def context() -> Path:
-    """Return the folder with the files that the Dockerfile copies."""
-    return store.folder() / "sglang"
+    """Return the folder with the files that the Dockerfiles copy."""
+    return store.folder() / "engines"
 
 
 def prepare(clock: Clock) -> None:
@@ -23,11 +23,12 @@ def prepare(clock: Clock) -> None:
     Raises:
         CommandError: the wheel cannot be built.
     """
-    clock.say("SGLang on CPU: an image of 7 GB from a download of 3 GB; the first build takes about 10 minutes")
+    clock.say("an engine on CPU: an image of 7 GB or more from a download of 3 GB; the first build takes 10 minutes")
     folder = context()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    shutil.copy2(CHECKOUT / "requirements/engines.txt", folder)
+    for name in ("engines.txt", "vllm.txt"):
+        shutil.copy2(CHECKOUT / "requirements" / name, folder)
     for source, target in (
         (ENGINES / "sgl_kernel", folder / "sgl_kernel"),
         (CHECKOUT / "connector/pdpool_reference", folder / "model/pdpool_reference"),
