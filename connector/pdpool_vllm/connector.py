@@ -62,7 +62,7 @@ class PdpoolConnector(KVConnectorBase_V1):
         _log_as_vllm()
         self._engine = read_engine(vllm_config, kv_cache_config)
         self._engine.refuse()
-        self._running = 0
+        self._requests = 0
         self._connector: Any = None
         self._worker: Any = None
         if role is KVConnectorRole.SCHEDULER:
@@ -89,10 +89,9 @@ class PdpoolConnector(KVConnectorBase_V1):
         """A request has blocks."""
         self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
 
-    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:  # noqa: ANN401
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:  # noqa: ANN401, ARG002
         """What the workers do in this step."""
-        step = self._scheduler.take_step(len(scheduler_output.num_scheduled_tokens))
-        return StepMetadata(**vars(step))
+        return StepMetadata(**vars(self._scheduler.take_step()))
 
     def update_connector_output(self, connector_output: Any) -> None:  # noqa: ANN401
         """What the workers have reported."""
@@ -120,7 +119,7 @@ class PdpoolConnector(KVConnectorBase_V1):
             "decode": (DecodeConnector, DecodeWorker),
         }
         make_connector, make_worker = sides[self._engine.role]
-        self._connector = make_connector(config, memory, running=lambda: self._running)
+        self._connector = make_connector(config, memory, running=lambda: self._requests)
         self._connector.start()
         self._worker = make_worker(self._connector)
         log.info("pdpool: %s, admin %s", self._engine.role, self._connector.admin_address)
@@ -129,7 +128,7 @@ class PdpoolConnector(KVConnectorBase_V1):
         """Begin what the scheduler decided."""
         step = self._get_connector_metadata()
         assert isinstance(step, Step)
-        self._running = step.running
+        self._requests = step.requests
         self._worker.do(step)
 
     def wait_for_layer_load(self, layer_name: str) -> None:

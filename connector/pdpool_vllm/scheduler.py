@@ -65,8 +65,8 @@ class Step:
     sends: dict[str, Send] = field(default_factory=dict)
     aborts: dict[str, str] = field(default_factory=dict)
     """Why each was given up."""
-    running: int = 0
-    """Requests that the engine has under way."""
+    requests: int = 0
+    """Requests that the engine has, running or waiting."""
 
 
 class SchedulerSide:
@@ -81,6 +81,8 @@ class SchedulerSide:
     def __init__(self, block_tokens: int, bootstrap: str, new_room: Callable[[], int]) -> None:
         self._block_tokens, self._bootstrap, self._new_room = block_tokens, bootstrap, new_room
         self._step = Step()
+        self._requests = 0
+        """Requests that have come and are not over."""
         self._loading: set[str] = set()
         """Requests that wait for their cache."""
         self._opened: dict[str, tuple[str, int]] = {}
@@ -91,6 +93,7 @@ class SchedulerSide:
 
         One hand-off serves one request. The others of several that name it (`n` above 1) are computed here.
         """
+        self._requests += 1
         wanted = remote_prefill(request) or remote_decode(request)
         if wanted is None:
             return
@@ -136,6 +139,7 @@ class SchedulerSide:
         Returns:
             Whether its blocks are kept until the workers report it as sent, and the parameters for decode.
         """
+        self._requests -= 1
         request_id, params = request.request_id, request.kv_transfer_params or {}
         if params.get("do_remote_decode") and complete and blocks:
             room = self._opened.pop(request_id, ("", 0))[1] or self._new_room()
@@ -157,14 +161,14 @@ class SchedulerSide:
         if request_id not in self._loading:
             del self._opened[request_id]
 
-    def take_step(self, running: int) -> Step:
+    def take_step(self) -> Step:
         """Return what the workers do in this step."""
         step, self._step = self._step, Step()
-        step.running = running
+        step.requests = self._requests
         return step
 
     def _of_prompt(self, request: Any, blocks: Sequence[int]) -> Sequence[int]:  # noqa: ANN401
-        """The blocks that hold the prompt. Both sides count the same, whatever else they have allocated."""
+        """The blocks that hold the prompt. Both sides find as many, whatever else they have allocated."""
         return blocks[: -(-request.num_prompt_tokens // self._block_tokens)]
 
 

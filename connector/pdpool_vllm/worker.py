@@ -36,7 +36,7 @@ class PrefillWorker:
 
     def do(self, step: Step) -> None:
         """Begin what the scheduler decided, and give up what it gave up."""
-        self._connector.beat()
+        self._connector.beat(idle=not (step.requests or step.sends or self._sending))
         for request_id, wanted in step.opens.items():
             self._opened[request_id] = self._connector.open(wanted.room, request_id, prompt=wanted.prompt)
         for request_id, why in step.aborts.items():
@@ -78,7 +78,7 @@ class DecodeWorker:
 
     def do(self, step: Step) -> None:
         """Begin what the scheduler decided, and give up what it gave up."""
-        self._connector.beat()
+        self._connector.beat(idle=not (step.requests or self._receiving))
         for request_id, wanted in step.opens.items():
             try:
                 transfer = self._connector.open(wanted.bootstrap, wanted.room, request_id, prompt=wanted.prompt)

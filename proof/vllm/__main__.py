@@ -15,7 +15,7 @@ import click
 from dev.paths import cache_dir
 from proof.engines.environment import EnginesError
 from proof.vllm.environment import Environment, ensure
-from proof.vllm.parts import FAULTS, Counts, aborts, tokens
+from proof.vllm.parts import FAULTS, Counts, aborts, through_router, tokens
 from proof.vllm.servers import Pair
 
 PROMPTS: Final = 40
@@ -29,6 +29,7 @@ async def play(environment: Environment, folder: Path, prompts: int, abort: int,
         found = await tokens(pair, prompts)
     with Pair(environment, folder) as pair:
         found += await tokens(pair, prompts)
+        found += await through_router(pair, folder, prompts)
         found += await aborts(pair, abort)
         for number in range(times):
             for fault in FAULTS:

@@ -7,14 +7,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 import click
 
 from proof.engines.play import gather_limited
-from proof.vllm.proxy import HUNG, Reply, ask, complete, prefilled, session
-from proof.vllm.servers import BLOCK_TOKENS, Pair, Server, await_ready
+from proof.vllm.proxy import HUNG, Reply, ask, complete, prefilled, routed, session
+from proof.vllm.servers import BLOCK_TOKENS, Pair, Server, await_ready, router
 
 TOKEN_IDS: Final = range(100, 49_000)
 EDGES: Final = (1, 2, *(BLOCK_TOKENS * n + d for n in (1, 2, 4) for d in (-1, 0, 1)), 500, 1500)
@@ -28,6 +29,8 @@ SETTLED_S: Final = 25.0
 RELEASED_S: Final = 30.0
 STOPPED_S: Final = 4.0
 LATEST_S: Final = 0.15
+SHOWN_S: Final = 3.0
+"""A connector shows its counters as of a fraction of a second ago."""
 
 Prompt = tuple[int, ...]
 Counts = Counter[str]
@@ -48,6 +51,37 @@ async def tokens(pair: Pair, count: int) -> Counts:
     return await _ended(
         pair, f"tokens, prefill with {pair.prefill.tensor} ranks", wrong, asked=count, right=count - len(wrong)
     )
+
+
+async def through_router(pair: Pair, folder: Path, count: int) -> Counts:
+    """Ask through sglang-router, which asks both sides at once; decode's text must be that of one server."""
+    rng = random.Random(count)
+    words = ("apple", "river", "stone", "cloud", "seven", "green", "quiet", "north", "paper", "light")
+    prompts = [" ".join(rng.choices(words, k=rng.randrange(1, 500))) for _ in range(count)]
+    async with session() as client:
+        jobs = [routed(client, pair.prefill.url, prompt, NEW_TOKENS) for prompt in prompts]
+        expected = await gather_limited(jobs, AT_ONCE)
+        with router(pair, folder) as url:
+            before = await asyncio.to_thread(_moved, pair.decode)
+            replies = await gather_limited([routed(client, url, one, NEW_TOKENS) for one in prompts], AT_ONCE)
+            deadline = time.monotonic() + SHOWN_S
+            while (moved := await asyncio.to_thread(_moved, pair.decode) - before) < count:
+                if time.monotonic() > deadline:
+                    break
+                await asyncio.sleep(0.1)
+    wrong = [
+        f"{number}: {got.status} {got.text!r} {got.error}, must be {right.text!r}"
+        for number, (right, got) in enumerate(zip(expected, replies, strict=True))
+        if got.text != right.text or not right.text
+    ]
+    wrong += [f"only {moved} of {count} caches came from prefill"] if moved < count else []
+    return await _ended(
+        pair, "through sglang-router", wrong, asked=count, right=count - len(wrong), hung=_hung(replies)
+    )
+
+
+def _moved(decode: Server) -> int:
+    return sum(int(state["outcomes"]["done"]) for state in decode.connectors())
 
 
 async def aborts(pair: Pair, count: int) -> Counts:

@@ -21,10 +21,11 @@ Params: TypeAlias = dict[str, Any] | None
 
 @dataclass(frozen=True)
 class Reply:
-    """HTTP status, or `LOST` where the connection ended, or `HUNG`; and the tokens or the error."""
+    """HTTP status, or `LOST` where the connection ended, or `HUNG`; and the tokens with their text, or the error."""
 
     status: int
     tokens: tuple[int, ...] = ()
+    text: str = ""
     error: str = ""
     params: Params = None
 
@@ -39,10 +40,27 @@ async def complete(
     client: aiohttp.ClientSession, server: Server, prompt: Sequence[int], new_tokens: int, params: Params = None
 ) -> Reply:
     """Ask one server for greedy tokens. Does not raise: a failure is a reply."""
-    body = {"model": "tiny", "prompt": list(prompt), "max_tokens": new_tokens, "temperature": 0, "ignore_eos": True}
+    return await _post(client, server.url, list(prompt), new_tokens, params)
+
+
+async def routed(client: aiohttp.ClientSession, url: str, prompt: str, new_tokens: int) -> Reply:
+    """Ask sglang-router, which asks both sides at once."""
+    return await _post(client, url, prompt, new_tokens, None)
+
+
+async def _post(
+    client: aiohttp.ClientSession, url: str, prompt: str | list[int], new_tokens: int, params: Params
+) -> Reply:
+    body: dict[str, Any] = {
+        "model": "tiny",
+        "prompt": prompt,
+        "max_tokens": new_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
     body |= {"return_token_ids": True, "kv_transfer_params": params}
     try:
-        async with asyncio.timeout(ANSWER_S), client.post(f"{server.url}/v1/completions", json=body) as response:
+        async with asyncio.timeout(ANSWER_S), client.post(f"{url}/v1/completions", json=body) as response:
             answer = await response.json(content_type=None)
     except TimeoutError:
         return Reply(HUNG, error="no answer")
@@ -50,7 +68,8 @@ async def complete(
         return Reply(LOST, error=repr(error))
     if response.status != 200:
         return Reply(response.status, error=str(answer)[:300])
-    return Reply(200, tuple(answer["choices"][0]["token_ids"]), params=answer.get("kv_transfer_params"))
+    choice = answer["choices"][0]
+    return Reply(200, tuple(choice["token_ids"] or ()), choice["text"], params=answer.get("kv_transfer_params"))
 
 
 async def prefilled(client: aiohttp.ClientSession, server: Server, prompt: Sequence[int]) -> Reply:

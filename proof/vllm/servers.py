@@ -6,9 +6,10 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
@@ -24,6 +25,7 @@ Side = Literal["prefill", "decode"]
 START_S: Final = 300.0
 """A pair takes 30 to 60 s on two idle cores."""
 END_S: Final = 30.0
+ROUTER_S: Final = 30.0
 BLOCK_TOKENS: Final = 32
 """The CPU's attention needs a multiple of 32."""
 BLOCKS: Final = 512
@@ -72,13 +74,14 @@ class Server:
         words = ["setpriv", "--pdeathsig", "TERM", str(self._environment.python), "-m"]
         words += ["vllm.entrypoints.openai.api_server", "--model", str(self._environment.model)]
         words += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.first_port)]
+        words += ["--middleware", "pdpool_vllm.middleware.SGLangHttp"]
         words += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "2048"]
         words += ["--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(BLOCKS)]
         words += ["--tensor-parallel-size", str(self.tensor), "--kv-transfer-config", json.dumps(transfer)]
         inherited = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "VIRTUAL_ENV"}}
         own = {
             "PYTHONPATH": str(self._folder / "plugin"),
-            "PDPOOL_BOOTSTRAP_PORT": str(self.first_port + 1),
+            "PDPOOL_BOOTSTRAP_PORT": str(self.bootstrap_port),
             "PDPOOL_CONTROL_PORT": str(self.first_port + 2),
             "PDPOOL_ADMIN_PORT": str(self.first_port + 8),
         }
@@ -95,6 +98,11 @@ class Server:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.first_port}"
+
+    @property
+    def bootstrap_port(self) -> int:
+        """Of prefill's registry."""
+        return self.first_port + 1
 
     def ready(self) -> bool:
         """Whether it serves; raises EnginesError if it has died."""
@@ -183,6 +191,34 @@ class Pair:
     def _end(self) -> None:
         for server in self.servers:
             server.end()
+
+
+@contextlib.contextmanager
+def router(pair: Pair, folder: Path) -> Iterator[str]:
+    """Run sglang-router before a pair; yields its URL.
+
+    Raises:
+        EnginesError: it does not list both servers within `ROUTER_S`.
+    """
+    port = free_ports([server.first_port for server in pair.servers])
+    words = [sys.executable, "-m", "sglang_router.launch_router", "--pd-disaggregation", "--host", "127.0.0.1"]
+    words += ["--prefill", pair.prefill.url, str(pair.prefill.bootstrap_port), "--decode", pair.decode.url]
+    words += ["--port", str(port), "--prometheus-port", str(port + 1)]
+    with (folder / "router.log").open("wb") as output:
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        deadline, url = time.monotonic() + ROUTER_S, f"http://127.0.0.1:{port}"
+        while True:
+            with contextlib.suppress(OSError):
+                if len(get(f"{url}/workers")["workers"]) == len(pair.servers):
+                    break
+            if time.monotonic() > deadline:
+                raise EnginesError(f"sglang-router does not list both servers; its log is {folder / 'router.log'}")
+            time.sleep(0.2)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(END_S)
 
 
 def await_ready(servers: Sequence[Server]) -> None:

@@ -260,13 +260,15 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
         old = [one for one in self._transfers if not one.status.ended and one.opened_at <= before]
         return sum(self._post(AbortTransfer(one._handle, reason, Cause.PURGED)) for one in old)
 
-    def beat(self, *, paused: bool = False) -> None:
+    def beat(self, *, paused: bool = False, idle: bool = False) -> None:
         """Report that the engine's scheduler loop is alive; optional, to be called in each of its turns.
 
         Args:
             paused: The engine is paused on request. Its requests do not move, and nothing is at fault.
+            idle: The engine has no request, and its loop sleeps until one comes. It counts as alive until the next
+                beat.
         """
-        self._publisher.beat(paused=paused)
+        self._publisher.beat(paused=paused, idle=idle)
 
     # --- Queries ---
 

@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from pdpool_connector.layout.memory import KVMemory
 from pdpool_connector.layout.process import ProcessName
@@ -20,16 +20,31 @@ MAX_QUEUES = 8
 Take = Callable[[float], ConnectorStats]
 
 
+class _Beat(NamedTuple):
+    """One beat of the engine. An idle engine runs until its next one."""
+
+    at: float
+    paused: bool
+    idle: bool
+
+    def age(self, now: float) -> float:
+        """Seconds since the engine was last known to run."""
+        return 0.0 if self.idle else now - self.at
+
+    def lasted(self, now: float, step_s: float) -> float:
+        """Seconds from this beat until now that count as running: at most `step_s`, unless the engine is idle."""
+        return now - self.at if self.idle else min(now - self.at, step_s)
+
+
 class StatsPublisher:
     """`take` makes a snapshot at a moment; it is called in turns of the connector's, or before its start."""
 
     def __init__(self, take: Take, lag: Callable[[], float], timeouts: Timeouts) -> None:
         self._take, self._lag, self._timeouts = take, lag, timeouts
         self._born = self._taken_at = time.monotonic()
-        self._engine_beat: float | None = None
-        self._engine_paused = False
-        self.engine_ran_s = 0.0
-        """Seconds for which the engine's loop was seen running; see `EngineRan`."""
+        self._beat: _Beat | None = None
+        self._ran_s = 0.0
+        """See `engine_ran_s`, as of the last beat."""
         self._queues: dict[str, tuple[float, QueueStats]] = {}
         """The engine's own queues, and when it has shown each."""
         self._snapshot: ConnectorStats | None = None
@@ -41,12 +56,18 @@ class StatsPublisher:
             self._taken_at = now
             self._snapshot = self._take(now)
 
-    def beat(self, *, paused: bool = False) -> None:
-        """The engine's scheduler loop is alive, and may be paused on purpose."""
+    def beat(self, *, paused: bool = False, idle: bool = False) -> None:
+        """The engine's scheduler loop is alive. It may be paused on purpose, or sleep because it has nothing to do."""
         now = time.monotonic()
-        if self._engine_beat is not None:
-            self.engine_ran_s += min(now - self._engine_beat, self._timeouts.engine_step_s)
-        self._engine_beat, self._engine_paused = now, paused
+        if self._beat is not None:
+            self._ran_s += self._beat.lasted(now, self._timeouts.engine_step_s)
+        self._beat = _Beat(now, paused, idle)
+
+    @property
+    def engine_ran_s(self) -> float:
+        """Seconds for which the engine's loop was seen running, or ready to run; see `EngineRan`."""
+        beat = self._beat
+        return self._ran_s + (beat.lasted(time.monotonic(), 0.0) if beat is not None else 0.0)
 
     def set_queue(self, name: str, queue: QueueStats) -> None:
         """Show a queue of the engine's own. It ages until it is shown again. Raises ValueError for one too many."""
@@ -60,14 +81,14 @@ class StatsPublisher:
             self.refresh(at_once=True)
         assert self._snapshot is not None
         snapshot, now = self._snapshot, time.monotonic()
-        beat = self._engine_beat
+        beat = self._beat
         shown = {name: _aged(now - at, queue) for name, (at, queue) in self._queues.items()}
         return replace(
             snapshot,
             uptime_s=now - self._born,
             loop_lag_s=self._lag(),
-            engine_beat_age_s=None if beat is None else now - beat,
-            engine_paused=self._engine_paused,
+            engine_beat_age_s=None if beat is None else beat.age(now),
+            engine_paused=beat is not None and beat.paused,
             queues={**shown, **snapshot.queues},
             engine_queues=shown,
         )

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from pdpool_connector import Cause, ConnectorConfig, DecodeConnector, KVMemory, PrefillConnector
+from pdpool_connector import Cause, ConnectorConfig, DecodeConnector, KVMemory, Phase, PrefillConnector, Timeouts
 from pdpool_connector.agent.__main__ import main as agent
 from pdpool_connector.backends.local import LocalBackend
 from pdpool_connector.runtime.reactor import Reactor
@@ -54,6 +54,25 @@ def test_pause_is_shown_until_a_beat_without_one(prefill: PrefillConnector) -> N
         prefill.beat(paused=paused)
         shown.append(prefill.stats().engine_paused)
     assert shown == [False, True, False]
+
+
+def test_idle_engine_counts_as_alive_until_its_next_beat(prefill: PrefillConnector) -> None:
+    ages = []
+    for idle in (True, False):
+        prefill.beat(idle=idle)
+        time.sleep(0.02)
+        ages.append(prefill.stats().engine_beat_age_s)
+    assert ages[0] == 0.0
+    assert ages[1] >= 0.02
+
+
+def test_request_that_an_idle_engine_does_not_get_ends_soon(memory: KVMemory) -> None:
+    config = ConnectorConfig("127.0.0.1", timeouts=Timeouts(engine_match_s=0.3, engine_look_s=0.05))
+    with PrefillConnector(config, memory) as prefill, DecodeConnector(config, memory) as decode:
+        prefill.beat(idle=True)
+        transfer = decode.open(prefill.bootstrap_address, 1, "r")
+        transfer.offer([0], aux_slot=0)
+        assert transfer.wait(timeout_s=5.0).phase is Phase.FAILED
 
 
 def test_decode_open_after_close_is_releasable(memory: KVMemory) -> None:

@@ -31,7 +31,7 @@ class Engine:
 
     def step(self):
         """One step of the engine."""
-        self.worker.do(self.scheduler.take_step(0))
+        self.worker.do(self.scheduler.take_step())
         results = self.worker.results()
         for over, reported in ((results.sent, self.sent), (results.received, self.received)):
             assert not over & reported, "vLLM ends when an id is reported twice"

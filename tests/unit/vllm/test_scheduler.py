@@ -27,32 +27,42 @@ def test_ordinary_request_is_left_alone(side):
     assert side.remote_tokens(one, 0) == 0
     side.allocated(one, [1, 2], 0)
     assert side.finished(one, [1, 2], complete=True) == (False, None)
-    step = side.take_step(1)
-    assert (step.opens, step.offers, step.sends, step.aborts, step.running) == ({}, {}, {}, {}, 1)
+    step = side.take_step()
+    assert (step.opens, step.offers, step.sends, step.aborts) == ({}, {}, {}, {})
+
+
+@pytest.mark.parametrize("params", [{}, REMOTE, {"do_remote_decode": True}])
+def test_requests_are_counted_until_they_are_over(side, params):
+    one = request(**params)
+    counts = [side.take_step().requests]
+    side.arrived(one)
+    counts.append(side.take_step().requests)
+    side.finished(one, [1], complete=True)
+    assert [*counts, side.take_step().requests] == [0, 1, 0]
 
 
 def test_hand_off_is_opened_when_the_request_arrives(side):
     side.arrived(request(**REMOTE))
-    assert side.take_step(0).opens == {"r": Open("10.0.0.1:8998", 7, DIGEST)}
-    assert side.take_step(0).opens == {}
+    assert side.take_step().opens == {"r": Open("10.0.0.1:8998", 7, DIGEST)}
+    assert side.take_step().opens == {}
 
 
 def test_prefill_opens_a_hand_off_whose_number_the_router_has_chosen(side):
     one = request(do_remote_decode=True, remote_room=5)
     side.arrived(one)
-    assert side.take_step(0).opens == {"r": Open("", 5, DIGEST)}
+    assert side.take_step().opens == {"r": Open("", 5, DIGEST)}
     _, params = side.finished(one, [1, 2, 3, 4, 5, 6, 7], complete=True)
     assert params["remote_room"] == 5
-    step = side.take_step(0)
+    step = side.take_step()
     assert (step.sends["r"].room, step.aborts) == (5, {})
 
 
 def test_request_that_prefill_does_not_complete_is_given_up(side):
     one = request(do_remote_decode=True, remote_room=5)
     side.arrived(one)
-    side.take_step(0)
+    side.take_step()
     assert side.finished(one, [1], complete=False) == (False, None)
-    assert list(side.take_step(0).aborts) == ["r"]
+    assert list(side.take_step().aborts) == ["r"]
 
 
 @pytest.mark.parametrize("params", [REMOTE, {"do_remote_decode": True, "remote_room": 5}])
@@ -61,10 +71,10 @@ def test_one_hand_off_serves_one_request(side, params):
     second.request_id = "s"
     side.arrived(first)
     side.arrived(second)
-    assert list(side.take_step(0).opens) == ["r"]
+    assert list(side.take_step().opens) == ["r"]
     assert side.remote_tokens(second, 0) == 0
     assert side.finished(second, [1, 2], complete=True) == (False, None)
-    assert side.take_step(0).aborts == {}
+    assert side.take_step().aborts == {}
 
 
 def test_room_may_be_used_again_once_it_has_ended(side):
@@ -74,14 +84,14 @@ def test_room_may_be_used_again_once_it_has_ended(side):
         side.arrived(one)
         side.allocated(one, [1, 2, 3, 4, 5, 6, 7], 100)
         side.received([name])
-        assert list(side.take_step(0).opens) == [name]
+        assert list(side.take_step().opens) == [name]
 
 
 def test_prompt_of_embeddings_has_no_digest(side):
     one = request(**REMOTE)
     one.prompt_token_ids = None
     side.arrived(one)
-    assert side.take_step(0).opens["r"].prompt == b""
+    assert side.take_step().opens["r"].prompt == b""
 
 
 @pytest.mark.parametrize(("computed", "remote"), [(0, 100), (32, 68), (100, 0)])
@@ -93,7 +103,7 @@ def test_memory_is_offered_once(side):
     one = request(**REMOTE)
     side.allocated(one, [9, 8, 7, 6, 5, 4, 3, 2], 68)
     side.allocated(one, [9, 8, 7, 6, 5, 4, 3, 2], 0)
-    step = side.take_step(0)
+    step = side.take_step()
     assert step.offers == {"r": Offer([7, 6, 5, 4, 3], 2)}
     assert step.aborts == {}
 
@@ -102,20 +112,20 @@ def test_computed_request_is_sent_and_kept(side):
     kept, params = side.finished(request(do_remote_decode=True), [9, 8, 7, 6, 5, 4, 3, 2], complete=True)
     assert kept
     assert params == {**REMOTE, "do_remote_decode": False}
-    assert side.take_step(0).sends == {"r": Send(7, DIGEST, [9, 8, 7, 6, 5, 4, 3])}
+    assert side.take_step().sends == {"r": Send(7, DIGEST, [9, 8, 7, 6, 5, 4, 3])}
 
 
 @pytest.mark.parametrize(("complete", "blocks"), [(False, [1]), (True, [])])
 def test_request_that_was_not_computed_is_not_sent(side, complete, blocks):
     assert side.finished(request(do_remote_decode=True), blocks, complete=complete) == (False, None)
-    assert side.take_step(0).sends == {}
+    assert side.take_step().sends == {}
 
 
 def test_request_that_left_before_its_step_is_opened_and_given_up(side):
     one = request(**REMOTE)
     side.arrived(one)
     side.finished(one, [], complete=False)
-    step = side.take_step(0)
+    step = side.take_step()
     assert (list(step.opens), list(step.aborts)) == (["r"], ["r"])
 
 
@@ -124,9 +134,9 @@ def test_request_that_has_its_cache_ends_quietly(side):
     side.arrived(one)
     side.allocated(one, [1, 2, 3, 4, 5, 6, 7], 100)
     side.received({"r"})
-    side.take_step(0)
+    side.take_step()
     assert side.finished(one, [1, 2, 3, 4, 5, 6, 7], complete=True) == (False, None)
-    assert side.take_step(0).aborts == {}
+    assert side.take_step().aborts == {}
 
 
 @pytest.mark.parametrize(
@@ -147,5 +157,5 @@ def test_parameters_that_are_not_valid_are_computed_here(side, wrong, caplog):
     one = request(**{**REMOTE, **wrong})
     side.arrived(one)
     assert side.remote_tokens(one, 0) == 0
-    assert side.take_step(0).opens == {}
+    assert side.take_step().opens == {}
     assert "is computed here" in caplog.text

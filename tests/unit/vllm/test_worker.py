@@ -39,7 +39,11 @@ def side(request):
 
 def started(make, step, **settings):
     transfer = Transfer(**settings)
-    worker = make(SimpleNamespace(beat=lambda: None, open=lambda *_args, **_kwargs: transfer))
+    transfer.beats = []
+    connector = SimpleNamespace(
+        beat=lambda *, idle: transfer.beats.append(idle), open=lambda *_args, **_kwargs: transfer
+    )
+    worker = make(connector)
     worker.do(step)
     return worker, transfer
 
@@ -96,3 +100,15 @@ def test_offer_that_is_refused_fails_at_once():
     worker, transfer = started(DecodeWorker, OPEN, refuses=True)
     assert "decode cannot offer" in transfer.aborts[0]
     assert worker.results().failed == {"r"}
+
+
+def test_engine_is_idle_without_requests_and_kept_blocks(side):
+    worker, transfer = side
+    transfer.beats.clear()
+    worker.do(Step(requests=1))
+    worker.do(Step())
+    transfer.status = DONE
+    worker.results()
+    worker.do(Step(requests=1))
+    worker.do(Step())
+    assert transfer.beats == [False, False, False, True]
