@@ -58,6 +58,24 @@ def test_leak_is_found_with_traffic_and_without(busy: int) -> None:
     assert judged(leaky(300, busy=busy), 300).verdict is Verdict.LEAKED
 
 
+def with_equal_counts(every: int, until: float = 300) -> list[RankSample]:
+    """A leak at 0 s. The connector's count is older than the queue, so each `every`th sample shows as many in both."""
+    return [
+        look(at, (1, at, at), (1, 0.1, at)) if number % every == 1 else look(at, (1, at, at), (0, None, at))
+        for number, at in enumerate(range(0, int(until) + 1, 3))
+    ]
+
+
+@pytest.mark.parametrize("every", [3, 4, 6])
+def test_leak_is_found_in_traffic_whose_counts_are_not_of_one_moment(every: int) -> None:
+    assert leaks_of(with_equal_counts(every, until=30)) == {QUEUE: 1}
+    assert leaks_of(with_equal_counts(every)) == {QUEUE: 1}
+
+
+def test_request_of_which_most_samples_show_a_handoff_has_not_leaked() -> None:
+    assert leaks_of(with_equal_counts(2)) == {}
+
+
 def test_message_says_how_many() -> None:
     assert "3 requests stay in prefill_inflight" in judged(leaky(60, leaked=3, busy=2), 60).message
 
