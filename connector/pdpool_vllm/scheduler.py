@@ -72,6 +72,8 @@ class Step:
 class SchedulerSide:
     """The hand-offs that vLLM's scheduler has begun.
 
+    Parameters that are for the other side are ignored: they come from the client, and no worker here would end them.
+
     Args:
         block_tokens: Tokens of one block.
         bootstrap: Address of this engine's registry, "host:port"; "" at decode.
@@ -88,13 +90,17 @@ class SchedulerSide:
         self._opened: dict[str, tuple[str, int]] = {}
         """Registry and room of each request that is opened, and neither loaded nor sent."""
 
+    @property
+    def _is_prefill(self) -> bool:
+        return bool(self._bootstrap)
+
     def arrived(self, request: Any) -> None:  # noqa: ANN401 - vLLM's Request
         """A request has come. Its hand-off is opened now, so that the other side knows that it is wanted.
 
         One hand-off serves one request. The others of several that name it (`n` above 1) are computed here.
         """
         self._requests += 1
-        wanted = remote_prefill(request) or remote_decode(request)
+        wanted = remote_decode(request) if self._is_prefill else remote_prefill(request)
         if wanted is None:
             return
         if wanted in self._opened.values():
@@ -105,14 +111,16 @@ class SchedulerSide:
 
     def remote_tokens(self, request: Any, computed: int) -> int:  # noqa: ANN401
         """Return how many tokens of the prompt come from prefill, beyond the `computed` ones that are here already."""
-        return max(request.num_prompt_tokens - computed, 0) if remote_prefill(request) is not None else 0
+        if self._is_prefill or remote_prefill(request) is None:
+            return 0
+        return max(request.num_prompt_tokens - computed, 0)
 
     def allocated(self, request: Any, blocks: Sequence[int], external: int) -> None:  # noqa: ANN401
         """A request has blocks, of which the last `external` tokens of the prompt come from prefill.
 
         vLLM calls this again when the request is scheduled after the load; that changes nothing.
         """
-        if remote_prefill(request) is None:
+        if self._is_prefill or remote_prefill(request) is None:
             return
         request.kv_transfer_params["do_remote_prefill"] = False
         if external:
@@ -141,7 +149,7 @@ class SchedulerSide:
         """
         self._requests -= 1
         request_id, params = request.request_id, request.kv_transfer_params or {}
-        if params.get("do_remote_decode") and complete and blocks:
+        if self._is_prefill and params.get("do_remote_decode") and complete and blocks:
             room = self._opened.pop(request_id, ("", 0))[1] or self._new_room()
             self._step.sends[request_id] = Send(room, _digest(request), self._of_prompt(request, blocks))
             return True, {
