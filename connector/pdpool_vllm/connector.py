@@ -20,6 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.utils.network_utils import get_ip
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import RequestStatus
 from vllm.version import __version__
 
@@ -162,9 +163,6 @@ def read_engine(vllm_config: Any, kv_cache_config: Any) -> Engine:  # noqa: ANN4
         version=__version__,
         host=get_ip(),
         tp_size=parallel.tensor_parallel_size,
-        dp_rank=parallel.data_parallel_index,
-        dp_local=parallel.data_parallel_rank_local or 0,
-        dp_locals=max(parallel.data_parallel_size_local, 1),
         total_heads=1 if model.use_mla else model.get_total_num_kv_heads(),
         latent=model.use_mla,
         model=served if isinstance(served, str) else served[0],
@@ -179,10 +177,11 @@ def _refusals(parallel: Any, kv_cache_config: Any) -> dict[str, str]:  # noqa: A
         "--decode-context-parallel-size": parallel.decode_context_parallel_size,
         "--prefill-context-parallel-size": parallel.prefill_context_parallel_size,
         "--nnodes": parallel.nnodes,
+        "--data-parallel-size": max(parallel.data_parallel_size, parallel.data_parallel_index + 1),
     }
     refusals = {f"{flag} {size}": one for flag, size in sizes.items() if size > 1}
-    if len(kv_cache_config.kv_cache_groups) != 1:
-        refusals[f"a cache of {len(kv_cache_config.kv_cache_groups)} groups"] = (
-            "set --disable-hybrid-kv-cache-manager, or use a model with one kind of attention"
-        )
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    if len(specs) != 1 or not isinstance(specs[0], FullAttentionSpec):
+        kinds = ", ".join(type(spec).__name__ for spec in specs)
+        refusals[f"a cache of {kinds}"] = "use a model with full attention in all layers"
     return refusals

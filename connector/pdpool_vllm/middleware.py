@@ -19,8 +19,8 @@ GAUGES: Final = {"vllm:num_requests_running": "num_running_reqs", "vllm:num_requ
 MAX_BODY: Final = 256 << 20
 """Bytes of a request; prompts with images are long."""
 LIMITS: Final = ("max_tokens", "max_completion_tokens")
-ONLY_DECODE: Final = ("stream_options", "min_tokens", "response_format", "tool_choice")
-"""What a request for one token cannot have, or what only decode's answer needs."""
+ONLY_DECODE: Final = ("stream_options", "min_tokens")
+"""vLLM refuses the first without a stream, and the second above `max_tokens`."""
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -102,7 +102,7 @@ def translated(body: bytes, *, is_prefill: bool) -> bytes:
     """
     try:
         request = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return body
     if not isinstance(request, dict) or "bootstrap_room" not in request:
         return body

@@ -113,7 +113,7 @@ class SchedulerSide:
         """Return how many tokens of the prompt come from prefill, beyond the `computed` ones that are here already."""
         if self._is_prefill or remote_prefill(request) is None:
             return 0
-        return max(request.num_prompt_tokens - computed, 0)
+        return max(int(request.num_prompt_tokens) - computed, 0)
 
     def allocated(self, request: Any, blocks: Sequence[int], external: int) -> None:  # noqa: ANN401
         """A request has blocks, of which the last `external` tokens of the prompt come from prefill.

@@ -23,9 +23,6 @@ class Engine:
         version: Version of vLLM.
         host: Address of this process for peers, unless the environment names one.
         tp_size: Tensor parallelism.
-        dp_rank: Which data-parallel replica this is. Each is an instance of its own.
-        dp_local: The same among the replicas of this pod.
-        dp_locals: Replicas of this pod.
         total_heads: KV heads of the model; 1 for MLA.
         latent: The model has MLA.
         model: Name under which the model is served, the same on both sides.
@@ -36,9 +33,6 @@ class Engine:
     version: str
     host: str
     tp_size: int = 1
-    dp_rank: int = 0
-    dp_local: int = 0
-    dp_locals: int = 1
     total_heads: int = 1
     latent: bool = False
     model: str = ""
@@ -75,20 +69,19 @@ class Engine:
         Raises:
             ValueError: A variable has no usable value.
         """
-        pod_rank = self.dp_local * self.tp_size + tp_rank
         config = ConnectorConfig.from_env(
-            engine_variables(environ, host=self.host, pod_rank=pod_rank),
+            engine_variables(environ, host=self.host, pod_rank=tp_rank),
             engine=f"vllm {self.version}",
             rank=tp_rank,
             instance=instance,
-            pod_rank=pod_rank,
-            pod_ranks=self.dp_locals * self.tp_size,
+            pod_rank=tp_rank,
+            pod_ranks=self.tp_size,
         )
         if self.role == "decode":
             return config
         config = replace(
             config,
-            bootstrap_port=(config.bootstrap_port or BOOTSTRAP_PORT) + self.dp_rank,
+            bootstrap_port=config.bootstrap_port or BOOTSTRAP_PORT,
             facts={"engine": "vllm", "engine_version": self.version},
         )
         return replace(config, registry=registry_of(config) if tp_rank else None)

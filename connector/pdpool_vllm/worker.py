@@ -5,13 +5,16 @@ A request is reported once nothing can touch its blocks any more, and never befo
 
 import logging
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pdpool_connector import DecodeConnector, DecodeTransfer, Phase, PrefillConnector, PrefillTransfer
 
 from .scheduler import Step
 
 log = logging.getLogger(__name__)
+
+MAX_ID: Final = 256
+"""Longest id of a request that the connector takes. vLLM puts the client's `X-Request-Id` before its own suffix."""
 
 
 class Results(NamedTuple):
@@ -38,13 +41,13 @@ class PrefillWorker:
         """Begin what the scheduler decided, and give up what it gave up."""
         self._connector.beat(idle=not (step.requests or step.sends or self._sending))
         for request_id, wanted in step.opens.items():
-            self._opened[request_id] = self._connector.open(wanted.room, request_id, prompt=wanted.prompt)
+            self._opened[request_id] = self._connector.open(wanted.room, request_id[-MAX_ID:], prompt=wanted.prompt)
         for request_id, why in step.aborts.items():
             if (given_up := self._opened.pop(request_id, None)) is not None:
                 given_up.abort(why)
         for request_id, send in step.sends.items():
             transfer = self._opened.pop(request_id, None) or self._connector.open(
-                send.room, request_id, prompt=send.prompt
+                send.room, request_id[-MAX_ID:], prompt=send.prompt
             )
             self._sending[request_id] = transfer
             try:
@@ -81,7 +84,9 @@ class DecodeWorker:
         self._connector.beat(idle=not (step.requests or self._receiving))
         for request_id, wanted in step.opens.items():
             try:
-                transfer = self._connector.open(wanted.bootstrap, wanted.room, request_id, prompt=wanted.prompt)
+                transfer = self._connector.open(
+                    wanted.bootstrap, wanted.room, request_id[-MAX_ID:], prompt=wanted.prompt
+                )
             except ValueError as error:
                 self._refused[request_id] = str(error)
             else:

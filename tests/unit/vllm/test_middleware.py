@@ -54,7 +54,13 @@ def test_what_cannot_be_handed_over_is_computed_at_decode(side, several):
     assert at(side, kv_transfer_params={"do_remote_prefill": True}, **several)["kv_transfer_params"] is None
 
 
-@pytest.mark.parametrize("body", [b"", b"no JSON", b"[1]", json.dumps(ASKED).encode()])
+@pytest.mark.parametrize("choice", ["none", "required"])
+def test_prefill_reads_the_same_prompt_as_decode(choice):
+    given = {"tools": [{"type": "function"}], "tool_choice": choice, "response_format": {"type": "text"}}
+    assert given.items() <= at("prefill", **given).items()
+
+
+@pytest.mark.parametrize("body", [b"", b"no JSON", b"[" * 200_000, b"[1]", json.dumps(ASKED).encode()])
 @pytest.mark.parametrize("is_prefill", [True, False])
 def test_other_requests_are_left_alone(body, is_prefill):
     assert translated(body, is_prefill=is_prefill) == body

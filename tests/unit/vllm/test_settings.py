@@ -15,8 +15,8 @@ def engine(**changes):
 
 def test_each_worker_has_its_ports():
     variables = {"PDPOOL_ADMIN_PORT": "9400", "PDPOOL_CONTROL_PORT": "9300"}
-    config = engine(dp_local=1, dp_locals=2).config(1, shard_model((2,), 4, tp=2), variables)
-    assert (config.admin_port, config.control_port, config.pod_rank, config.pod_ranks) == (9403, 9303, 3, 4)
+    config = engine().config(1, shard_model((2,), 4, tp=2), variables)
+    assert (config.admin_port, config.control_port, config.pod_rank, config.pod_ranks) == (9401, 9301, 1, 2)
 
 
 def test_workers_register_at_the_first():
@@ -25,9 +25,9 @@ def test_workers_register_at_the_first():
     assert registry_of(ranks[0]) == "10.0.0.7:8998"
 
 
-@pytest.mark.parametrize(("variables", "port"), [({}, 9001), ({"PDPOOL_BOOTSTRAP_PORT": "7000"}, 7003)])
-def test_each_replica_has_a_registry(variables, port):
-    config = engine(dp_rank=3).config(0, (), variables)
+@pytest.mark.parametrize(("variables", "port"), [({}, 8998), ({"PDPOOL_BOOTSTRAP_PORT": "7000"}, 7000)])
+def test_prefill_has_a_registry(variables, port):
+    config = engine().config(0, (), variables)
     assert (config.bootstrap_port, config.facts) == (port, {"engine": "vllm", "engine_version": "0.32.0"})
 
 

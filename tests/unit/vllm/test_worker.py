@@ -112,3 +112,11 @@ def test_engine_is_idle_without_requests_and_kept_blocks(side):
     worker.do(Step(requests=1))
     worker.do(Step())
     assert transfer.beats == [False, False, False, True]
+
+
+@pytest.mark.parametrize("make", [PrefillWorker, DecodeWorker])
+def test_id_that_is_too_long_for_the_connector_is_cut(make):
+    taken = []
+    worker = make(SimpleNamespace(beat=lambda **_: None, open=lambda *given, **_: taken.append(given) or Transfer()))
+    worker.do(Step(opens={"x" * 300 + "-own": Open("host:1", 1, b"")}))
+    assert taken[0][-1] == "x" * 252 + "-own"
