@@ -1,7 +1,9 @@
 """Signals to processes that experiments and tests have started."""
 
+import contextlib
 import os
 import signal
+import subprocess
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +31,34 @@ def send(pid: int, number: signal.Signals) -> None:
         return f"threads in state {states - _STANDING}" if states - _STANDING else None
 
     wait_for(f"process {pid} is stopped", running, deadline_s=_STOP_S, interval_s=0.001)
+
+
+def members(leader: int) -> list[int]:
+    """Return the ids of the processes of a group, by that of its leader."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(ProcessLookupError):
+                if os.getpgid(int(entry.name)) == leader:
+                    found.append(int(entry.name))
+    return found
+
+
+def kill_group(leader: "subprocess.Popen[bytes]", within_s: float) -> None:
+    """Kill all processes of a group at once, and wait for the end of its leader."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader.pid, signal.SIGKILL)
+    leader.wait(within_s)
+
+
+def end_group(leader: "subprocess.Popen[bytes]", within_s: float) -> None:
+    """End a group by SIGTERM to its leader, and what is left after `within_s` by SIGKILL."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader.pid, signal.SIGCONT)
+        leader.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        leader.wait(within_s)
+    kill_group(leader, within_s)
 
 
 def _state(task: Path) -> str:

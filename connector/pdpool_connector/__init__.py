@@ -25,10 +25,12 @@ from pdpool_connector.runtime.prefill import PrefillConnector
 from pdpool_connector.runtime.prompt_digest import prompt_digest
 from pdpool_connector.runtime.stats import ConnectorStats
 from pdpool_connector.runtime.transfer import DecodeTransfer, HandoffError, PrefillTransfer
+from pdpool_connector.transport.address import Address
 from pdpool_connector.transport.curve import CurveKey, read_keys
 from pdpool_connector.transport.tokens import TokenVerifier
 
 __all__ = [
+    "Address",
     "Answer",
     "BackendError",
     "Cause",

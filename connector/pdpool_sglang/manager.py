@@ -7,7 +7,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from pdpool_connector import DecodeConnector, PrefillConnector
+from pdpool_connector import Address, DecodeConnector, PrefillConnector
 
 from . import surface
 from .holds import Holds
@@ -15,7 +15,6 @@ from .memory import describe, instance_of
 from .queues import QueueSampler
 from .receiver import Receiver
 from .sender import Sender
-from .settings import address
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +113,7 @@ class Manager(surface.BaseKVManager):
             kv_receiver.half.give_up(f"the HTTP port of prefill {kv_receiver.bootstrap_addr} is not known")
             return
         host = kv_receiver.bootstrap_addr.rpartition(":")[0].strip("[]")
-        url = f"http://{address(host, info.prefill_http_port)}/generate"
+        url = f"http://{Address(host, info.prefill_http_port)}/generate"
         self._ensure_prefill_recompute_executor().submit(
             _ask_recompute, url, payload, kv_receiver, self.connector.config.request_deadline_s
         )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pdpool_connector import ConnectorConfig, engine_variables
+from pdpool_connector import Address, ConnectorConfig, engine_variables
 
 from .memory import Placement
 
@@ -100,7 +100,7 @@ class Engine:
             port = self.bootstrap_port + self.dp_rank
             own |= {"bootstrap_port": port, "facts": self.facts()}
             if self.place.rank:
-                own["registry"] = address(self.leader_host, port)
+                own["registry"] = str(Address(self.leader_host, port))
         return ConnectorConfig.from_env(variables, **own)
 
 
@@ -111,11 +111,6 @@ def data_parallel_rank(replica: int | None, replicas: int, attention_rank: int) 
     of its own, and decode looks for the first rank of each.
     """
     return (replica or 0) if replicas > 1 else attention_rank
-
-
-def address(host: str, port: int) -> str:
-    """`host:port`, with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def registry_of(bootstrap: str, dp_rank: int) -> str:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
+from pdpool_connector import Address
 from prometheus_client import REGISTRY, CollectorRegistry
 
 COMPLETIONS: Final = frozenset({"/v1/completions", "/v1/chat/completions"})
@@ -114,7 +115,7 @@ def translated(body: bytes, *, is_prefill: bool) -> bytes:
         request |= {"max_tokens": 1, "stream": False, "n": 1}
     request["kv_transfer_params"] = None
     if handed_over:
-        at_decode = {"remote_bootstrap": f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"}
+        at_decode = {"remote_bootstrap": str(Address(str(host), port))}
         request["kv_transfer_params"] = {
             "do_remote_prefill": not is_prefill,
             "do_remote_decode": is_prefill,

@@ -176,7 +176,7 @@ class SchedulerSide:
         return step
 
     def _of_prompt(self, request: Any, blocks: Sequence[int]) -> Sequence[int]:  # noqa: ANN401
-        """The blocks that hold the prompt. Both sides find as many, whatever else they have allocated."""
+        """The blocks that hold the prompt. The number is the same on both sides, whatever else they have allocated."""
         return blocks[: -(-request.num_prompt_tokens // self._block_tokens)]
 
 

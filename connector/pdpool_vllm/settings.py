@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from pdpool_connector import ConnectorConfig, ModelShard, engine_variables
+from pdpool_connector import Address, ConnectorConfig, ModelShard, engine_variables
 
 from .memory import Place
 
@@ -89,5 +89,4 @@ class Engine:
 
 def registry_of(config: ConnectorConfig) -> str:
     """Return the address of the registry that worker 0 of this prefill serves, "host:port"."""
-    host = f"[{config.advertise_host}]" if ":" in config.advertise_host else config.advertise_host
-    return f"{host}:{config.bootstrap_port}"
+    return str(Address(config.advertise_host, config.bootstrap_port))

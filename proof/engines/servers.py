@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from dev.processes import send
+from dev.processes import end_group, kill_group, members, send
 from dev.progress import Progress, ticking
 from proof.engines.environment import HERE, EnginesError, Environment, install_pdpool
 from proof.engines.launch import PORTS, Backend, Launch, Ports, command, variables
@@ -81,7 +81,7 @@ class Server:
     def schedulers(self) -> list[int]:
         """Return the ids of the processes that run the model, by rank."""
         found = []
-        for pid in self._group():
+        for pid in members(self._process.pid):
             with contextlib.suppress(OSError):
                 title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
                 if title.startswith(SCHEDULER):
@@ -98,7 +98,7 @@ class Server:
             return
         cores = sorted(os.sched_getaffinity(0))
         chosen = {cores[self.launch.core % len(cores)]}
-        for pid in self._group():
+        for pid in members(self._process.pid):
             with contextlib.suppress(ProcessLookupError, FileNotFoundError):
                 for task in Path(f"/proc/{pid}/task").iterdir():
                     os.sched_setaffinity(int(task.name), chosen)
@@ -110,29 +110,13 @@ class Server:
 
     def kill(self) -> None:
         """Kill all its processes at once, as the loss of a pod does."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(END_S)
+        kill_group(self._process, END_S)
 
     def stop(self) -> float:
         """End it by SIGTERM, and what is left after `END_S` by SIGKILL. Returns the seconds that took."""
         begun = time.monotonic()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGCONT)
-            self._process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_S)
-        self.kill()
+        end_group(self._process, END_S)
         return time.monotonic() - begun
-
-    def _group(self) -> list[int]:
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with contextlib.suppress(ProcessLookupError):
-                    if os.getpgid(int(entry.name)) == self._process.pid:
-                        found.append(int(entry.name))
-        return found
 
 
 @dataclass

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
-from dev.processes import send
+from dev.processes import end_group, kill_group, members, send
 from dev.progress import Progress, ticking
 from proof.engines.environment import EnginesError, install_pdpool
 from proof.engines.servers import free_ports, get
@@ -133,34 +133,18 @@ class Server:
 
     def signal_engine(self, number: signal.Signals) -> None:
         """Send a signal to the processes of the engine, not to the HTTP server. A stop has taken effect by then."""
-        for pid in self._group():
+        for pid in members(self._process.pid):
             if pid != self._process.pid:
                 with contextlib.suppress(ProcessLookupError):
                     send(pid, number)
 
     def kill(self) -> None:
         """Kill all its processes at once, as the loss of a pod does."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(END_S)
+        kill_group(self._process, END_S)
 
     def end(self) -> None:
         """End it by SIGTERM, and what is left after `END_S` by SIGKILL."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGCONT)
-            self._process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_S)
-        self.kill()
-
-    def _group(self) -> list[int]:
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with contextlib.suppress(ProcessLookupError):
-                    if os.getpgid(int(entry.name)) == self._process.pid:
-                        found.append(int(entry.name))
-        return found
+        end_group(self._process, END_S)
 
 
 class Pair:

@@ -164,10 +164,13 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
 
         Args:
             kv: For each layer a pair (K, V) or one tensor. A tensor is [pages, page_tokens, heads, head_dim], in
-                layout HND [pages, heads, page_tokens, head_dim]. Other shapes: [tokens, heads, head_dim] with
-                `page_tokens` given; one tensor [2, pages, ...] for K and V; one tensor [pages, 2, ...] in interleaved
-                order, or with K and V in the last dimension in packed order; one tensor [pages, page_tokens, latent]
-                for MLA. `kv_split` makes pairs of two lists.
+                layout HND [pages, heads, page_tokens, head_dim]. `kv_split` makes pairs of two lists. Other shapes:
+
+                - [tokens, heads, head_dim] with `page_tokens` given
+                - one tensor [2, pages, ...] for K and V
+                - in interleaved order one tensor [pages, 2, ...]
+                - in packed order one tensor with K and V in the last dimension
+                - for MLA one tensor [pages, page_tokens, latent]
             aux: Tensors [rows, ...].
             state: State pools, see `StatePool.from_tensors`.
             page_tokens: Tokens in one page, only for tensors whose first dimension is tokens.

@@ -1,17 +1,19 @@
 """What engines have in common that other projects build: they get the connector by variables, and devices by limits."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 from ..api import names
 from ..api.names import Role
 from ..api.pools import Pool
-from .base import Instance, Refusal
+from .base import Directory, Instance, Refusal, agent_drain
 
 CONTROL_PORT = 9100
 """Not the reference engine's 8999: data-parallel ranks have bootstrap ports 8998, 8999, ..."""
 HOME = "/home/pdpool"
 GPUS = ("nvidia.com/gpu", "amd.com/gpu")
+DIRECTORIES = (Directory("home", HOME), Directory("shm", "/dev/shm", in_memory=True))  # noqa: S108 -- an emptyDir
 
 
 def connector_variables(instance: Instance) -> dict[str, str]:
@@ -46,6 +48,22 @@ def template_args(pool: Pool) -> list[Any]:
             args = container.get("args")
             return args if isinstance(args, list) else []
     return []
+
+
+def shared_flags(pool: Pool, flags: Collection[str]) -> Mapping[str, str]:
+    """Return which of these flags the template sets. The value of one that is `auto` is known to the engine only."""
+    found: dict[str, str] = {}
+    for arg, after in pairwise([*map(str, template_args(pool)), ""]):
+        flag, separator, value = arg.partition("=")
+        if flag in flags:
+            found[flag] = value if separator else after
+    return {flag: value for flag, value in found.items() if value != "auto"}
+
+
+def drain_command(pool: Pool, ranks: int) -> list[str]:
+    """Return the command that drains all ranks. The further ones have their number behind the socket's name."""
+    further = [f"{names.ADMIN_SOCKET}.{number}" for number in range(1, ranks)]
+    return agent_drain("python3", pool, names.ADMIN_SOCKET, *further)
 
 
 def too_few_gpus(container: Mapping[str, Any], ranks: int) -> Iterator[Refusal]:

@@ -11,8 +11,18 @@ from ..api import names
 from ..api.engine import EngineType, TransferConnector
 from ..api.names import Role
 from ..api.pools import Pool
-from .base import Directory, Instance, Object, Refusal, agent_drain
-from .foreign import CONTROL_PORT, HOME, connector_variables, numbered, template_args, too_few_gpus
+from .base import Directory, Instance, Object, Refusal
+from .foreign import (
+    CONTROL_PORT,
+    DIRECTORIES,
+    HOME,
+    connector_variables,
+    drain_command,
+    numbered,
+    shared_flags,
+    template_args,
+    too_few_gpus,
+)
 from .sglang_http import SGLangHttp
 
 PLUGIN = "pdpool"
@@ -116,12 +126,11 @@ class SGLang(SGLangHttp):
         """
         if not self.has_connector(pool):
             return None
-        further = [f"{names.ADMIN_SOCKET}.{number}" for number in range(1, rank_count(pool))]
-        return agent_drain("python3", pool, names.ADMIN_SOCKET, *further)
+        return drain_command(pool, rank_count(pool))
 
     def directories(self) -> Sequence[Directory]:
         """See `Engine`."""
-        return Directory("home", HOME), Directory("shm", "/dev/shm", in_memory=True)  # noqa: S108 -- an emptyDir
+        return DIRECTORIES
 
     def has_connector(self, pool: Pool) -> bool:
         """See `Engine`."""
@@ -142,12 +151,7 @@ class SGLang(SGLangHttp):
         """See `Engine`. The value of a flag that is absent or `auto` is known to SGLang only."""
         if not self.has_connector(pool):
             return {}
-        found: dict[str, str] = {}
-        for arg, after in pairwise([*map(str, template_args(pool)), ""]):
-            flag, separator, value = arg.partition("=")
-            if flag in SHARED_FLAGS:
-                found[flag] = value if separator else after
-        return {flag: value for flag, value in found.items() if value != "auto"}
+        return shared_flags(pool, SHARED_FLAGS)
 
     def _balances(self, pool: Pool) -> bool:
         return self.has_connector(pool) and pool.role is Role.PREFILL and pool.spec.parallelism.data > 1

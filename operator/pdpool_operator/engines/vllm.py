@@ -6,15 +6,23 @@ pdpool's middleware gives vLLM's server what sglang-router sends and what the op
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 from ..api import names
 from ..api.engine import EngineType
 from ..api.names import Role
 from ..api.pools import Pool
-from .base import Directory, Instance, Object, Probe, Probes, Refusal, agent_drain
-from .foreign import CONTROL_PORT, HOME, connector_variables, numbered, template_args, too_few_gpus
+from .base import Directory, Instance, Object, Probe, Probes, Refusal
+from .foreign import (
+    CONTROL_PORT,
+    DIRECTORIES,
+    HOME,
+    connector_variables,
+    drain_command,
+    numbered,
+    shared_flags,
+    too_few_gpus,
+)
 from .sglang_http import SGLangHttp
 
 USER = "pdpool"
@@ -109,12 +117,11 @@ class VLLM(SGLangHttp):
 
     def drain_command(self, pool: Pool) -> Sequence[str] | None:
         """See `Engine`. Every rank has a socket, the further ones with their number behind the name."""
-        further = [f"{names.ADMIN_SOCKET}.{number}" for number in range(1, pool.spec.parallelism.tensor)]
-        return agent_drain("python3", pool, names.ADMIN_SOCKET, *further)
+        return drain_command(pool, pool.spec.parallelism.tensor)
 
     def directories(self) -> Sequence[Directory]:
         """See `Engine`."""
-        return Directory("home", HOME), Directory("shm", "/dev/shm", in_memory=True)  # noqa: S108 -- an emptyDir
+        return DIRECTORIES
 
     def refusals(self, pool: Pool, container: Mapping[str, Any]) -> Iterator[Refusal]:
         """See `Engine`."""
@@ -130,9 +137,4 @@ class VLLM(SGLangHttp):
 
     def shared_flags(self, pool: Pool) -> Mapping[str, str]:
         """See `Engine`. The value of a flag that is absent or `auto` is known to vLLM only."""
-        found: dict[str, str] = {}
-        for arg, after in pairwise([*map(str, template_args(pool)), ""]):
-            flag, separator, value = arg.partition("=")
-            if flag in SHARED_FLAGS:
-                found[flag] = value if separator else after
-        return {flag: value for flag, value in found.items() if value != "auto"}
+        return shared_flags(pool, SHARED_FLAGS)

@@ -93,6 +93,16 @@ def loading(decode, params, name="d", tokens=10, blocks=(5, 6, 7), cached=0):
     return one
 
 
+def asked_at_once(prefill, decode):
+    """Both sides have a request, and decode has memory for it. Returns prefill's half."""
+    one = request("p", 10, do_remote_decode=True, remote_room=9)
+    prefill.scheduler.arrived(one)
+    bootstrap = prefill.connector.bootstrap_address
+    loading(decode, {"do_remote_prefill": True, "remote_bootstrap": bootstrap, "remote_room": 9})
+    run((prefill, decode), lambda: prefill.connector.stats().attempts["ready"].reqs)
+    return one
+
+
 def values(engine, blocks):
     return [float(value) for value in engine.cache[0, list(blocks), 0, 0, 0]]
 
@@ -108,13 +118,7 @@ def test_blocks_arrive(engines):
 
 def test_both_sides_may_be_asked_at_once(engines):
     prefill, decode = engines()
-    one = request("p", 10, do_remote_decode=True, remote_room=9)
-    prefill.scheduler.arrived(one)
-    loading(
-        decode,
-        {"do_remote_prefill": True, "remote_bootstrap": prefill.connector.bootstrap_address, "remote_room": 9},
-    )
-    run((prefill, decode), lambda: prefill.connector.stats().attempts["ready"].reqs)
+    one = asked_at_once(prefill, decode)
     assert (prefill.sent, decode.received) == (set(), set())
     prefill.cache[:, [3, 1, 2]] = 4
     prefill.scheduler.finished(one, [3, 1, 2], complete=True)
@@ -124,13 +128,7 @@ def test_both_sides_may_be_asked_at_once(engines):
 
 def test_request_that_prefill_gives_up_fails_at_decode(engines):
     prefill, decode = engines()
-    one = request("p", 10, do_remote_decode=True, remote_room=9)
-    prefill.scheduler.arrived(one)
-    loading(
-        decode,
-        {"do_remote_prefill": True, "remote_bootstrap": prefill.connector.bootstrap_address, "remote_room": 9},
-    )
-    run((prefill, decode), lambda: prefill.connector.stats().attempts["ready"].reqs)
+    one = asked_at_once(prefill, decode)
     prefill.scheduler.finished(one, [3], complete=False)
     run((prefill, decode), lambda: decode.received)
     assert (prefill.sent, decode.failed) == (set(), {"d"})
