@@ -7,7 +7,9 @@ PDPOOL_VLLM_ANY_VERSION is 1.
 import logging
 import os
 import secrets
+from collections import Counter
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -17,6 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.utils.network_utils import get_ip
@@ -46,6 +49,18 @@ class StepMetadata(Step, KVConnectorMetadata):
     """What vLLM carries from its scheduler to its workers."""
 
 
+@dataclass
+class Answered(KVConnectorWorkerMetadata):
+    """For how many workers a request need not wait any more."""
+
+    workers: Counter[str]
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        """Add what another worker knows."""
+        assert isinstance(other, Answered)
+        return Answered(self.workers + other.workers)
+
+
 class PdpoolConnector(KVConnectorBase_V1):
     """One side of one vLLM engine.
 
@@ -69,7 +84,8 @@ class PdpoolConnector(KVConnectorBase_V1):
         if role is KVConnectorRole.SCHEDULER:
             bootstrap = registry_of(self._engine.config(0)) if self._engine.role == "prefill" else ""
             block_tokens = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
-            self._scheduler = SchedulerSide(block_tokens, bootstrap, partial(secrets.choice, ROOMS))
+            new_room = partial(secrets.choice, ROOMS)
+            self._scheduler = SchedulerSide(block_tokens, bootstrap, new_room, self._engine.tp_size)
 
     # --- Scheduler ---
 
@@ -77,10 +93,10 @@ class PdpoolConnector(KVConnectorBase_V1):
         """A request has come."""
         self._scheduler.arrived(request)
 
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:  # noqa: ANN401
-        """How many tokens come from prefill, and that they come between steps."""
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:  # noqa: ANN401
+        """How many tokens come from prefill, and that they come between steps. None: ask again."""
         tokens = self._scheduler.remote_tokens(request, num_computed_tokens)
-        return tokens, tokens > 0
+        return tokens, bool(tokens)
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:  # noqa: ANN401, ARG002
         """A request's own blocks come, of every group."""
@@ -96,6 +112,8 @@ class PdpoolConnector(KVConnectorBase_V1):
 
     def update_connector_output(self, connector_output: Any) -> None:  # noqa: ANN401
         """What the workers have reported."""
+        if (news := connector_output.kv_connector_worker_meta) is not None:
+            self._scheduler.answered(news.workers)
         self._scheduler.received(connector_output.finished_recving or ())
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:  # noqa: ANN401
@@ -147,6 +165,11 @@ class PdpoolConnector(KVConnectorBase_V1):
         return KVConnectorTransferResults(
             finished_sending=results.sent, finished_recving=results.received, failed_recving=results.failed
         )
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """Requests that need not wait any more."""
+        found = self._worker.answered()
+        return Answered(Counter(found)) if found else None
 
     def shutdown(self) -> None:
         """Fail what is under way, inform peers, and stop all threads."""

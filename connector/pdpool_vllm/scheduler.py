@@ -12,12 +12,16 @@ sglang-router asks both sides at once (`middleware`). It has chosen the number, 
     do_remote_decode=True     keep the cache for a decode
     remote_room               number of the hand-off; prefill chooses one if it is not given
 
+Prefill then computes a request only once decode has memory for it. Otherwise two full caches could wait for each other:
+prefill's with requests for which decode has no memory yet, and decode's with requests that prefill has no memory for.
+
 A request's blocks stay allocated until all workers have reported its id. Prefill's are kept because `finished` says so,
 and decode's because the request waits for its cache. So each id is reported exactly once, and only for these.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeGuard
 
@@ -78,10 +82,14 @@ class SchedulerSide:
         block_tokens: Tokens of one block.
         bootstrap: Address of this engine's registry, "host:port"; "" at decode.
         new_room: Returns an unused number for a hand-off.
+        workers: Of the engine.
     """
 
-    def __init__(self, block_tokens: int, bootstrap: str, new_room: Callable[[], int]) -> None:
+    def __init__(self, block_tokens: int, bootstrap: str, new_room: Callable[[], int], workers: int = 1) -> None:
         self._block_tokens, self._bootstrap, self._new_room = block_tokens, bootstrap, new_room
+        self._workers = workers
+        self._answered: Counter[str] = Counter()
+        """Workers that know of decode's memory, or that there will be none, by request that is opened at prefill."""
         self._step = Step()
         self._requests = 0
         """Requests that have come and are not over."""
@@ -109,8 +117,14 @@ class SchedulerSide:
         self._opened[request.request_id] = wanted
         self._step.opens[request.request_id] = Open(*wanted, _digest(request))
 
-    def remote_tokens(self, request: Any, computed: int) -> int:  # noqa: ANN401
-        """Return how many tokens of the prompt come from prefill, beyond the `computed` ones that are here already."""
+    def remote_tokens(self, request: Any, computed: int) -> int | None:  # noqa: ANN401
+        """Return how many tokens of the prompt come from prefill, beyond the `computed` ones that are here already.
+
+        None: the request must wait.
+        """
+        request_id = request.request_id
+        if self._is_prefill and request_id in self._opened and self._answered[request_id] < self._workers:
+            return None
         if self._is_prefill or remote_prefill(request) is None:
             return 0
         return max(int(request.num_prompt_tokens) - computed, 0)
@@ -130,6 +144,12 @@ class SchedulerSide:
         else:
             self._give_up(request.request_id, "decode has the whole prompt in its cache")
 
+    def answered(self, workers: Mapping[str, int]) -> None:
+        """So many further workers know of decode's memory for these requests, or that there will be none."""
+        for request_id, count in workers.items():
+            if request_id in self._opened:
+                self._answered[request_id] += count
+
     def received(self, ids: Iterable[str]) -> None:
         """All workers have reported that they no longer wait for these."""
         for request_id in ids:
@@ -148,6 +168,7 @@ class SchedulerSide:
             Whether its blocks are kept until the workers report it as sent, and the parameters for decode.
         """
         self._requests -= 1
+        self._answered.pop(request.request_id, None)
         request_id, params = request.request_id, request.kv_transfer_params or {}
         if self._is_prefill and params.get("do_remote_decode") and complete and blocks:
             room = self._opened.pop(request_id, ("", 0))[1] or self._new_room()

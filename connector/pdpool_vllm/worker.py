@@ -35,6 +35,8 @@ class PrefillWorker:
     def __init__(self, connector: PrefillConnector) -> None:
         self._connector = connector
         self._opened: dict[str, PrefillTransfer] = {}
+        self._unanswered: set[str] = set()
+        """Requests that are opened, and of whose memory at decode nothing is known."""
         self._sending: dict[str, PrefillTransfer] = {}
 
     def do(self, step: Step) -> None:
@@ -42,19 +44,28 @@ class PrefillWorker:
         self._connector.beat(idle=not (step.requests or step.sends or self._sending))
         for request_id, wanted in step.opens.items():
             self._opened[request_id] = self._connector.open(wanted.room, request_id[-MAX_ID:], prompt=wanted.prompt)
+            self._unanswered.add(request_id)
         for request_id, why in step.aborts.items():
             if (given_up := self._opened.pop(request_id, None)) is not None:
                 given_up.abort(why)
+            self._unanswered.discard(request_id)
         for request_id, send in step.sends.items():
             transfer = self._opened.pop(request_id, None) or self._connector.open(
                 send.room, request_id[-MAX_ID:], prompt=send.prompt
             )
             self._sending[request_id] = transfer
+            self._unanswered.discard(request_id)
             try:
                 transfer.send(send.pages, start=0, last=True)
             except (ValueError, RuntimeError) as error:
                 log.exception("the pages of request %s cannot be sent", request_id)
                 transfer.abort(f"prefill cannot send: {error}")
+
+    def answered(self) -> set[str]:
+        """Return the requests for which decode has memory, or never will, since the last call."""
+        found = {one for one in self._unanswered if self._opened[one].status.phase is not Phase.WAITING}
+        self._unanswered -= found
+        return found
 
     def results(self) -> Results:
         """Return what is over since the last call."""
@@ -111,6 +122,10 @@ class DecodeWorker:
             transfer.abort(f"decode cannot offer memory: {error}")
             return None
         return transfer
+
+    def answered(self) -> set[str]:
+        """Decode waits for nothing before it has memory."""
+        return set()
 
     def results(self) -> Results:
         """Return what is over since the last call."""

@@ -67,6 +67,23 @@ def test_prefill_opens_a_hand_off_whose_number_the_router_has_chosen(prefill):
     assert (step.sends["r"].room, step.aborts) == (5, {})
 
 
+def test_routed_request_waits_until_every_worker_knows_of_decodes_memory():
+    prefill = SchedulerSide(16, "10.0.0.1:8998", lambda: 7, workers=2)
+    one = request(do_remote_decode=True, remote_room=5)
+    prefill.arrived(one)
+    waits = [prefill.remote_tokens(one, 0)]
+    for _ in range(2):
+        prefill.answered({"r": 1, "another": 1})
+        waits.append(prefill.remote_tokens(one, 0))
+    assert waits == [None, None, 0]
+
+
+def test_request_of_a_proxy_does_not_wait(prefill):
+    one = request(do_remote_decode=True)
+    prefill.arrived(one)
+    assert prefill.remote_tokens(one, 0) == 0
+
+
 def test_request_that_prefill_does_not_complete_is_given_up(prefill):
     one = request(do_remote_decode=True, remote_room=5)
     prefill.arrived(one)

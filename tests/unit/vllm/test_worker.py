@@ -120,3 +120,21 @@ def test_id_that_is_too_long_for_the_connector_is_cut(make):
     worker = make(SimpleNamespace(beat=lambda **_: None, open=lambda *given, **_: taken.append(given) or Transfer()))
     worker.do(Step(opens={"x" * 300 + "-own": Open("host:1", 1, b"")}))
     assert taken[0][-1] == "x" * 252 + "-own"
+
+
+@pytest.mark.parametrize("status", [TransferStatus(Phase.READY), DONE, FAILED])
+def test_prefill_tells_once_that_decode_has_answered(status):
+    worker, transfer = started(PrefillWorker, Step(opens=OPEN.opens))
+    transfer.status = TransferStatus(Phase.WAITING)
+    first = worker.answered()
+    transfer.status = status
+    assert [first, worker.answered(), worker.answered()] == [set(), {"r"}, set()]
+
+
+@pytest.mark.parametrize("step", [Step(aborts={"r": "left"}), SEND])
+def test_request_that_is_over_or_computed_needs_no_answer(step):
+    worker, transfer = started(PrefillWorker, Step(opens=OPEN.opens))
+    transfer.status = TransferStatus(Phase.WAITING)
+    worker.do(step)
+    transfer.status = FAILED
+    assert worker.answered() == set()
