@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from pdpool_connector import Address
 from prometheus_client import REGISTRY, CollectorRegistry
+from starlette.exceptions import HTTPException
 
 COMPLETIONS: Final = frozenset({"/v1/completions", "/v1/chat/completions"})
 LOADS: Final = "/v1/loads"
@@ -47,24 +48,30 @@ class SGLangHttp:
             await self._app(scope, receive, send)
 
     async def _complete(self, scope: Message, receive: Receive, send: Send) -> None:
-        body = await _read(receive)
-        if body is None:
-            await _answer(send, 413, json.dumps({"error": f"the request has more than {MAX_BODY} bytes"}))
-            return
         kv_role = scope["app"].state.vllm_config.kv_transfer_config.kv_role
-        changed = translated(body, is_prefill=kv_role == "kv_producer")
         headers = [(name, value) for name, value in scope["headers"] if name != b"content-length"]
-        length = (b"content-length", str(len(changed)).encode())
-        parts = [{"type": "http.request", "body": changed, "more_body": False}]
+        is_read = False
 
-        async def replay() -> Message:
-            return parts.pop() if parts else await receive()
+        async def receive_translated() -> Message:
+            """Read the body only when vLLM does, so after vLLM has checked the API key."""
+            nonlocal is_read
+            if is_read:
+                return await receive()
+            is_read = True
+            body = await _read(receive)
+            if body is None:
+                return {"type": "http.disconnect"}
+            return {"type": "http.request", "body": translated(body, is_prefill=kv_role == "kv_producer")}
 
-        await self._app({**scope, "headers": [*headers, length]}, replay, send)
+        await self._app({**scope, "headers": headers}, receive_translated, send)
 
 
 async def _read(receive: Receive) -> bytes | None:
-    """Return the body. None if it is too long, or its client has left."""
+    """Return the body. None if its client has left.
+
+    Raises:
+        HTTPException: It is too long. FastAPI answers with this one.
+    """
     body = bytearray()
     while True:
         message = await receive()
@@ -72,7 +79,7 @@ async def _read(receive: Receive) -> bytes | None:
             return None
         body += message.get("body", b"")
         if len(body) > MAX_BODY:
-            return None
+            raise HTTPException(413, f"the request has more than {MAX_BODY} bytes")
         if not message.get("more_body"):
             return bytes(body)
 

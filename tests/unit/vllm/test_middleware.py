@@ -4,6 +4,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from fastapi import FastAPI
 from pdpool_vllm import middleware
 from pdpool_vllm.middleware import SGLangHttp, loads, translated
 from prometheus_client import CollectorRegistry, Gauge
@@ -91,11 +92,22 @@ class Http:
         self.sent.append(message)
 
 
-async def test_body_and_its_length_are_replaced():
+async def test_body_is_replaced_and_its_length_is_not_claimed():
     text = json.dumps({**ASKED, **MARKED}).encode()
     scope, message = (await Http(text[:9], text[9:]).run()).seen
     assert b"kv_transfer_params" in message["body"]
-    assert dict(scope["headers"]) == {b"host": b"a", b"content-length": str(len(message["body"])).encode()}
+    assert dict(scope["headers"]) == {b"host": b"a"}
+
+
+async def test_nothing_is_read_for_a_request_that_vllm_refuses_unread():
+    http = Http(b"x")
+
+    async def refuse(_scope, _receive, send):
+        await send({"type": "http.response.start", "status": 401})
+
+    http.app = refuse
+    await http.run()
+    assert (len(http.incoming), http.sent[0]["status"]) == (1, 401)
 
 
 @pytest.mark.parametrize(
@@ -108,14 +120,22 @@ async def test_other_paths_are_left_alone(other):
 
 async def test_body_that_is_too_long_is_refused(monkeypatch):
     monkeypatch.setattr(middleware, "MAX_BODY", 10)
-    http = await Http(b"123456", b"123456").run()
-    assert (http.seen, http.sent[0]["status"]) == (None, 413)
+    http = Http(b"123456", b"123456")
+    served = FastAPI()
+
+    @served.post("/v1/completions")
+    async def complete(body: dict):
+        raise AssertionError(body)
+
+    http.app = served
+    await http.run()
+    assert (http.sent[0]["status"], http.sent[1]["body"]) == (413, b'{"detail":"the request has more than 10 bytes"}')
 
 
-async def test_client_that_leaves_reaches_nothing():
+async def test_vllm_sees_that_a_client_has_left():
     http = Http(b"x")
     http.incoming = [{"type": "http.disconnect"}]
-    assert (await http.run()).seen is None
+    assert (await http.run()).seen[1] == {"type": "http.disconnect"}
 
 
 @pytest.fixture
