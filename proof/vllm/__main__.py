@@ -15,7 +15,7 @@ import click
 from dev.paths import cache_dir
 from proof.engines.environment import EnginesError
 from proof.vllm.environment import Environment, ensure
-from proof.vllm.parts import FAULTS, Counts, aborts, through_router, tokens
+from proof.vllm.parts import FAULTS, Counts, aborts, full, through_router, tokens
 from proof.vllm.servers import Pair
 
 PROMPTS: Final = 40
@@ -30,6 +30,7 @@ async def play(environment: Environment, folder: Path, prompts: int, abort: int,
     with Pair(environment, folder) as pair:
         found += await tokens(pair, prompts)
         found += await through_router(pair, folder, prompts)
+        found += await full(pair)
         found += await aborts(pair, abort)
         for number in range(times):
             for fault in FAULTS:

@@ -14,8 +14,8 @@ import aiohttp
 import click
 
 from proof.engines.play import gather_limited
-from proof.vllm.proxy import HUNG, Reply, ask, complete, prefilled, routed, session
-from proof.vllm.servers import BLOCK_TOKENS, Pair, Server, await_ready, router
+from proof.vllm.proxy import HUNG, Reply, ask, complete, marked, prefilled, routed, session
+from proof.vllm.servers import BLOCK_TOKENS, BLOCKS, Pair, Server, await_ready, router
 
 TOKEN_IDS: Final = range(100, 49_000)
 EDGES: Final = (1, 2, *(BLOCK_TOKENS * n + d for n in (1, 2, 4) for d in (-1, 0, 1)), 500, 1500)
@@ -24,6 +24,8 @@ NEW_TOKENS: Final = 16
 AT_ONCE: Final = 8
 UNDER_WAY: Final = 8
 LONG: Final = 1500
+FULL: Final = BLOCKS // UNDER_WAY * BLOCK_TOKENS - 3 * NEW_TOKENS
+"""`UNDER_WAY` prompts of this length, with their new tokens, leave no room for another in a cache."""
 SETTLED_S: Final = 25.0
 """Requests that decode never gets are given up after 15 s."""
 RELEASED_S: Final = 30.0
@@ -78,6 +80,31 @@ async def through_router(pair: Pair, folder: Path, count: int) -> Counts:
     return await _ended(
         pair, "through sglang-router", wrong, asked=count, right=count - len(wrong), hung=_hung(replies)
     )
+
+
+async def full(pair: Pair) -> Counts:
+    """Fill prefill with requests that decode has not got, and decode with others: all must be answered."""
+    rng = random.Random(BLOCKS)
+    prompts = [_prompt(rng, FULL) for _ in range(2 * UNDER_WAY)]
+    rooms = rng.sample(range(1, 1 << 62), len(prompts))
+    async with session() as client:
+        expected = await _unified(client, pair.prefill, prompts)
+
+        def asked(server: Server, numbers: range) -> list[asyncio.Task[Reply]]:
+            port = pair.prefill.bootstrap_port
+            jobs = [marked(client, server, prompts[at], NEW_TOKENS, port, rooms[at]) for at in numbers]
+            return [asyncio.create_task(job) for job in jobs]
+
+        early, late = range(UNDER_WAY), range(UNDER_WAY, len(prompts))
+        prefills, decodes = asked(pair.prefill, early), asked(pair.decode, late)
+        for server in pair.servers:
+            await _all_wait(server)
+        prefills, decodes = prefills + asked(pair.prefill, late), asked(pair.decode, early) + decodes
+        await asyncio.gather(*prefills)
+        replies = await asyncio.gather(*decodes)
+    wrong = _differences(expected, replies)
+    right = len(prompts) - len(wrong)
+    return await _ended(pair, "full caches", wrong, asked=len(prompts), right=right, hung=_hung(replies))
 
 
 def _moved(decode: Server) -> int:
@@ -142,11 +169,11 @@ async def stopped(pair: Pair, number: int) -> Counts:
     )
 
 
-async def _all_wait(decode: Server) -> float:
-    """Wait until all requests wait for their cache. Returns the share of the cache that they have."""
+async def _all_wait(server: Server) -> float:
+    """Wait until `UNDER_WAY` requests wait. Returns the share of the cache that they have."""
     deadline = time.monotonic() + SETTLED_S
     while True:
-        gauges = await asyncio.to_thread(decode.gauges)
+        gauges = await asyncio.to_thread(server.gauges)
         if gauges["vllm:num_requests_waiting"] >= UNDER_WAY or time.monotonic() > deadline:
             return gauges["vllm:kv_cache_usage_perc"]
         await asyncio.sleep(0.05)

@@ -40,16 +40,29 @@ async def complete(
     client: aiohttp.ClientSession, server: Server, prompt: Sequence[int], new_tokens: int, params: Params = None
 ) -> Reply:
     """Ask one server for greedy tokens. Does not raise: a failure is a reply."""
-    return await _post(client, server.url, list(prompt), new_tokens, params)
+    return await _post(client, server.url, list(prompt), new_tokens, {"kv_transfer_params": params})
 
 
 async def routed(client: aiohttp.ClientSession, url: str, prompt: str, new_tokens: int) -> Reply:
     """Ask sglang-router, which asks both sides at once."""
-    return await _post(client, url, prompt, new_tokens, None)
+    return await _post(client, url, prompt, new_tokens, {})
+
+
+async def marked(
+    client: aiohttp.ClientSession,
+    server: Server,
+    prompt: Sequence[int],
+    new_tokens: int,
+    bootstrap_port: int,
+    room: int,
+) -> Reply:
+    """Ask one side, as sglang-router asks it."""
+    marks = {"bootstrap_host": "127.0.0.1", "bootstrap_port": bootstrap_port, "bootstrap_room": room}
+    return await _post(client, server.url, list(prompt), new_tokens, marks)
 
 
 async def _post(
-    client: aiohttp.ClientSession, url: str, prompt: str | list[int], new_tokens: int, params: Params
+    client: aiohttp.ClientSession, url: str, prompt: str | list[int], new_tokens: int, fields: dict[str, Any]
 ) -> Reply:
     body: dict[str, Any] = {
         "model": "tiny",
@@ -58,7 +71,7 @@ async def _post(
         "temperature": 0,
         "ignore_eos": True,
     }
-    body |= {"return_token_ids": True, "kv_transfer_params": params}
+    body |= {"return_token_ids": True, **fields}
     try:
         async with asyncio.timeout(ANSWER_S), client.post(f"{url}/v1/completions", json=body) as response:
             answer = await response.json(content_type=None)
