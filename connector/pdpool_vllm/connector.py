@@ -28,7 +28,7 @@ from vllm.v1.request import RequestStatus
 from vllm.version import __version__
 
 from .memory import describe, instance_of
-from .scheduler import ROOMS, SchedulerSide, Step
+from .scheduler import ROOMS, DecodeScheduler, PrefillScheduler, Step
 from .settings import Engine, registry_of
 from .worker import DecodeWorker, PrefillWorker
 
@@ -82,12 +82,15 @@ class PdpoolConnector(KVConnectorBase_V1):
         self._connector: Any = None
         self._worker: Any = None
         if role is KVConnectorRole.SCHEDULER:
-            bootstrap = registry_of(self._engine.config(0)) if self._engine.role == "prefill" else ""
-            block_tokens = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
-            new_room = partial(secrets.choice, ROOMS)
-            self._scheduler = SchedulerSide(block_tokens, bootstrap, new_room, self._engine.tp_size)
+            self._scheduler = self._make_scheduler(kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size)
 
     # --- Scheduler ---
+
+    def _make_scheduler(self, block_tokens: int) -> PrefillScheduler | DecodeScheduler:
+        if self._engine.role == "decode":
+            return DecodeScheduler(block_tokens)
+        registry, new_room = registry_of(self._engine.config(0)), partial(secrets.choice, ROOMS)
+        return PrefillScheduler(block_tokens, registry, new_room, self._engine.tp_size)
 
     def on_new_request(self, request: Any) -> None:  # noqa: ANN401
         """A request has come."""

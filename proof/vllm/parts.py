@@ -15,7 +15,7 @@ import click
 
 from proof.engines.play import gather_limited
 from proof.vllm.proxy import HUNG, Reply, ask, complete, marked, prefilled, routed, session
-from proof.vllm.servers import BLOCK_TOKENS, BLOCKS, Pair, Server, await_ready, router
+from proof.vllm.servers import BLOCK_TOKENS, BLOCKS, USED, WAITING, Pair, Server, await_ready, router
 
 TOKEN_IDS: Final = range(100, 49_000)
 EDGES: Final = (1, 2, *(BLOCK_TOKENS * n + d for n in (1, 2, 4) for d in (-1, 0, 1)), 500, 1500)
@@ -33,6 +33,9 @@ STOPPED_S: Final = 4.0
 LATEST_S: Final = 0.15
 SHOWN_S: Final = 3.0
 """A connector shows its counters as of a fraction of a second ago."""
+
+NEARLY: Final = 0.95
+"""Share of a cache that is used, where no prompt of `FULL` tokens has room."""
 
 Prompt = tuple[int, ...]
 Counts = Counter[str]
@@ -98,7 +101,7 @@ async def full(pair: Pair) -> Counts:
         early, late = range(UNDER_WAY), range(UNDER_WAY, len(prompts))
         prefills, decodes = asked(pair.prefill, early), asked(pair.decode, late)
         for server in pair.servers:
-            await _all_wait(server)
+            await _reached(server, lambda gauges: _all_wait(gauges) or gauges[USED] > NEARLY)
         prefills, decodes = prefills + asked(pair.prefill, late), asked(pair.decode, early) + decodes
         await asyncio.gather(*prefills)
         replies = await asyncio.gather(*decodes)
@@ -153,7 +156,7 @@ async def stopped(pair: Pair, number: int) -> Counts:
                 asyncio.create_task(complete(client, pair.decode, prompt, NEW_TOKENS, first.params))
                 for prompt, first in zip(prompts, firsts, strict=True)
             ]
-            used = await _all_wait(pair.decode)
+            used = (await _reached(pair.decode, _all_wait))[USED]
             for task in tasks[::2]:
                 task.cancel()
             await asyncio.sleep(STOPPED_S)
@@ -161,7 +164,7 @@ async def stopped(pair: Pair, number: int) -> Counts:
         finally:
             pair.prefill.signal_engine(signal.SIGCONT)
         replies = await asyncio.gather(*tasks[1::2])
-    early = gauges["vllm:kv_cache_usage_perc"] < used
+    early = gauges[USED] < used
     lines = _differences(expected[1::2], replies)
     lines += [f"blocks were given back while prefill could write: {gauges}, {used} before"] if early else []
     return await _ended(
@@ -169,14 +172,18 @@ async def stopped(pair: Pair, number: int) -> Counts:
     )
 
 
-async def _all_wait(server: Server) -> float:
-    """Wait until `UNDER_WAY` requests wait. Returns the share of the cache that they have."""
+async def _reached(server: Server, state: Callable[[dict[str, float]], bool]) -> dict[str, float]:
+    """Wait for a state of the gauges, at most `SETTLED_S`; returns them."""
     deadline = time.monotonic() + SETTLED_S
     while True:
         gauges = await asyncio.to_thread(server.gauges)
-        if gauges["vllm:num_requests_waiting"] >= UNDER_WAY or time.monotonic() > deadline:
-            return gauges["vllm:kv_cache_usage_perc"]
+        if state(gauges) or time.monotonic() > deadline:
+            return gauges
         await asyncio.sleep(0.05)
+
+
+def _all_wait(gauges: dict[str, float]) -> bool:
+    return gauges[WAITING] >= UNDER_WAY
 
 
 async def killed(side: str, pair: Pair, number: int) -> Counts:

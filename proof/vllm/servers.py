@@ -31,7 +31,9 @@ BLOCK_TOKENS: Final = 32
 BLOCKS: Final = 512
 TAIL: Final = 3000
 ROLES: Final = {"prefill": "kv_producer", "decode": "kv_consumer"}
-GAUGES: Final = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+WAITING: Final = "vllm:num_requests_waiting"
+USED: Final = "vllm:kv_cache_usage_perc"
+GAUGES: Final = ("vllm:num_requests_running", WAITING, USED)
 VARIABLES: Final = {
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from pdpool_connector import ConnectorConfig, DecodeConnector, HostArena, KVMemory, PrefillConnector, Timeouts
-from pdpool_vllm.scheduler import SchedulerSide
+from pdpool_vllm.scheduler import DecodeScheduler, PrefillScheduler
 from pdpool_vllm.worker import DecodeWorker, PrefillWorker
 
 BLOCK, BLOCKS, HEADS, CONTENT = 4, 16, 2, 8
@@ -17,7 +17,7 @@ WAIT_S = 20.0
 class Engine:
     """One side: its cache, its scheduler's side, and one worker."""
 
-    def __init__(self, make_connector, make_worker, **timeouts):
+    def __init__(self, make_connector, make_worker, make_scheduler, **timeouts):
         shape = (2, BLOCKS, HEADS, BLOCK, CONTENT)
         self.arena = HostArena(4 * int(np.prod(shape)))
         self.cache = self.arena.array(0, shape, np.float32)
@@ -25,8 +25,7 @@ class Engine:
         self.connector = make_connector(ConnectorConfig("127.0.0.1", timeouts=Timeouts(**timeouts)), memory)
         self.connector.start()
         self.worker = make_worker(self.connector)
-        bootstrap = getattr(self.connector, "bootstrap_address", "")
-        self.scheduler = SchedulerSide(BLOCK, bootstrap, itertools.count(1).__next__)
+        self.scheduler = make_scheduler(self.connector)
         self.sent, self.received, self.failed = set(), set(), set()
 
     def step(self):
@@ -49,7 +48,16 @@ def engines():
     made = []
 
     def make(**timeouts):
-        made.extend([Engine(PrefillConnector, PrefillWorker, **timeouts), Engine(DecodeConnector, DecodeWorker)])
+        rooms = itertools.count(1)
+        made.append(
+            Engine(
+                PrefillConnector,
+                PrefillWorker,
+                lambda prefill: PrefillScheduler(BLOCK, prefill.bootstrap_address, rooms.__next__),
+                **timeouts,
+            )
+        )
+        made.append(Engine(DecodeConnector, DecodeWorker, lambda _: DecodeScheduler(BLOCK)))
         return made
 
     yield make

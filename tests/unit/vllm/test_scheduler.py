@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from pdpool_connector import prompt_digest
-from pdpool_vllm.scheduler import Offer, Open, SchedulerSide, Send
+from pdpool_vllm.scheduler import DecodeScheduler, Offer, Open, PrefillScheduler, Send
 
 REMOTE = {"do_remote_prefill": True, "remote_bootstrap": "10.0.0.1:8998", "remote_room": 7}
 DIGEST = prompt_digest(list(range(100)))
@@ -18,12 +18,12 @@ def request(tokens=100, **params):
 
 @pytest.fixture
 def prefill():
-    return SchedulerSide(16, "10.0.0.1:8998", lambda: 7)
+    return PrefillScheduler(16, "10.0.0.1:8998", lambda: 7)
 
 
 @pytest.fixture
 def decode():
-    return SchedulerSide(16, "", lambda: 7)
+    return DecodeScheduler(16)
 
 
 @pytest.fixture(params=["prefill", "decode"])
@@ -68,7 +68,7 @@ def test_prefill_opens_a_hand_off_whose_number_the_router_has_chosen(prefill):
 
 
 def test_routed_request_waits_until_every_worker_knows_of_decodes_memory():
-    prefill = SchedulerSide(16, "10.0.0.1:8998", lambda: 7, workers=2)
+    prefill = PrefillScheduler(16, "10.0.0.1:8998", lambda: 7, workers=2)
     one = request(do_remote_decode=True, remote_room=5)
     prefill.arrived(one)
     waits = [prefill.remote_tokens(one, 0)]
