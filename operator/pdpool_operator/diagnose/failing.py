@@ -7,11 +7,8 @@ engine has failures too. Per instance and source, within the last minute, with  
                           a sibling has done >= SIBLING_DONE with a share <= SIBLING_SHARE,
                           or done >= FEW_DONE and failed = 0
 
-                     or   since its last success, which was HANGS ago: failed >= FEW_FAILED, and
-                          a sibling has done >= FEW_DONE and failed = 0
-
-                     or   in the whole minute: failed >= FEW_FAILED, done = 0, and
-                          a sibling has done >= FEW_DONE and failed = 0
+                     or   since its last success, which was HANGS ago, or in the whole minute: done = 0, failed >= FEW,
+                          a sibling has done >= FEW and failed = 0, and its successes and the failures are >= FEW_ENDED
 
                      or   in the whole minute: failed >= MANY_FAILED, share >= MANY_SHARE, and
                           a sibling has done >= SIBLING_DONE with a share <= FAR_LESS * share
@@ -66,9 +63,12 @@ MIN_FAILED = 3
 """Fewer failures may be the client's bad luck."""
 SIBLING_DONE = 5
 SIBLING_SHARE = 0.25
-FEW_FAILED = 2
 FEW_DONE = 3
-"""With few clients, a try that fails may last 15 s. So few outcomes must be enough if they leave no doubt."""
+FEW = 2
+FEW_ENDED = 5
+"""With few clients, a try that fails may last 15 s. So few outcomes must be enough if they leave no doubt.
+
+Requests that fail wherever they go would end so with a probability of at most (2/5)^2 * (3/5)^3 = 3.5 %."""
 HANGS = timedelta(seconds=25)
 """An instance that has not succeeded for so long while its sibling did gets few requests because they hang there."""
 LATELY = timedelta(seconds=45)
@@ -259,7 +259,7 @@ def _failing_by_themselves(own: Iterable[Subject], source: str, now: datetime) -
     found = {}
     for subject in serving:
         start = _start(subject, now)
-        if subject.tally(source, start).failed < FEW_FAILED:
+        if subject.tally(source, start).failed < FEW:
             continue
         siblings = [sibling for sibling in serving if sibling is not subject]
         succeeded = subject.last_done(source) or start
@@ -285,7 +285,9 @@ def _run(own: Tally, sibling: Tally) -> bool:
 
 def _few(own: Tally, sibling: Tally) -> bool:
     """Whether all of a few requests failed, while none failed at a sibling."""
-    return own.failed >= FEW_FAILED and not own.done and _only_serves(sibling)
+    if own.done or sibling.failed:
+        return False
+    return min(own.failed, sibling.done) >= FEW and own.failed + sibling.done >= FEW_ENDED
 
 
 def _many(own: Tally, sibling: Tally) -> bool:
