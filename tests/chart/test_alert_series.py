@@ -9,6 +9,8 @@ from pdpool_connector import ConnectorConfig, DecodeConnector, HostArena, KVMemo
 from pdpool_operator.api.base import Condition
 from pdpool_operator.diagnose.model import Verdict
 from pdpool_operator.observe.keys import Key
+from pdpool_operator.observe.router_outcomes import parse_outcomes
+from pdpool_operator.observe.samples import Tally
 from pdpool_operator.runtime.metrics import DemandReading, HoldReading, Metrics, QueueReading
 from pdpool_operator.runtime.state_metrics import PoolCounts, Serving
 from prometheus_client import CollectorRegistry, generate_latest
@@ -19,6 +21,10 @@ from .test_alerts import SCENARIOS
 KEY = Key("DecodePool", "llm", "chat")
 NOW = datetime(2026, 11, 25, tzinfo=UTC)
 QUEUE = ("llm", "chat", "prefill", "0", "0", "prefill_bootstrap")
+
+
+OF_A_ROUTER = {"smg_worker_cb_outcomes_total": {"worker", "outcome"}}
+"""As the operator reads it."""
 
 
 def exported() -> dict[str, set[str]]:
@@ -43,7 +49,7 @@ def exported() -> dict[str, set[str]]:
     # Prometheus' discovery adds the pod of a connector and the namespace of the operator, unless the series names a
     # pool.
     found = _of_a_connector() | {name: operator[name] for name in ("pdpool_leader", "pdpool_crd_fields_missing")}
-    return operator | {name: labels | {"namespace", "pod"} for name, labels in found.items()}
+    return operator | {name: labels | {"namespace", "pod"} for name, labels in (found | OF_A_ROUTER).items()}
 
 
 def _series(registry: CollectorRegistry) -> dict[str, set[str]]:
@@ -81,7 +87,7 @@ def test_rules_use_exported_series_and_labels_only(rules: str) -> None:
     known = exported()
     for group in yaml.safe_load(rules)["groups"]:
         for rule in group["rules"]:
-            series = re.findall(r"(pdpool_[a-z_]+)(?:\{([^}]*)\})?", rule["expr"])
+            series = re.findall(r"((?:pdpool|smg)_[a-z_]+)(?:\{([^}]*)\})?", rule["expr"])
             assert series
             assert {name for name, _ in series} <= set(known), rule["alert"]
             kept = {one for by in re.findall(r"by \(([^)]*)\)", rule["expr"]) for one in re.split(r",\s*", by)}
@@ -98,6 +104,12 @@ def test_scenarios_feed_series_that_the_operator_exports() -> None:
                 name, _, labels = series["series"].partition("{")
                 # Prometheus adds `pod`. The exporter adds the rest.
                 assert set(re.findall(r"(\w+)=", labels)) - {"pod"} == known[name] - {"pod"}, series
+
+
+def test_series_of_the_router_is_the_one_that_the_operator_reads() -> None:
+    (name,) = OF_A_ROUTER
+    lines = [f'{name}{{worker="http://10.0.0.1:30000",outcome="{word}"}} 3\n' for word in ("success", "failure")]
+    assert parse_outcomes("".join(lines).encode()) == {"http://10.0.0.1:30000": Tally(3, 3)}
 
 
 @pytest.mark.parametrize("verdict", [Verdict.STUCK, Verdict.UNKNOWN, Verdict.FAILING, Verdict.NOTHING_FINISHES])

@@ -52,8 +52,14 @@ MUTATIONS = {
     "failed handshakes fire at once": ("for: 1m", "for: 0s"),
     "drained memory counts": ('{outcome="timeout"}', ""),
     "no release counts": ('outcome="timeout"}) > 0', 'outcome="timeout"}) >= 0'),
-    "a release fires for ever": ("offset 15m", "offset 2h"),
-    "a release fires for a moment": ("offset 15m", "offset 1m"),
+    "the first release fires for ever": ("offset 15m", "offset 2h"),
+    "the first release fires for a moment": ("offset 15m", "offset 1m"),
+    "a later release fires for ever": ('"timeout"}[15m]', '"timeout"}[2h]'),
+    "only the first release fires": ('"timeout"}[15m])) > 0', '"timeout"}[15m])) > 50'),
+    "one idle rank of several is progress": (
+        "max by (namespace, pod) (min_over_time",
+        "min by (namespace, pod) (min_over_time",
+    ),
     "a warning for what is critical": ("severity: critical", "severity: warning"),
     "failed handshakes are critical": ("severity: warning", "severity: critical"),
 }

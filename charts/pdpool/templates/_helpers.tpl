@@ -168,7 +168,9 @@ engines' default request deadline. */}}
 {{- define "pdpool.rules" -}}
 {{- include "pdpool.checkWindows" . -}}
 {{- $text := regexReplaceAllLiteral "^#.*\n" (.Files.Get "files/rules/pdpool.rules.yaml") "" | trim -}}
-{{- range $name, $value := merge (dict) .Values.rules.windows (dict "namespace" .Release.Namespace "runbookUrl" .Values.rules.runbookUrl) -}}
+{{- $held_ms := include "pdpool.milliseconds" .Values.rules.windows.memoryHeld | int64 -}}
+{{- $more := dict "namespace" .Release.Namespace "runbookUrl" .Values.rules.runbookUrl "memoryHeldSeconds" (divf $held_ms 1000 | toString) -}}
+{{- range $name, $value := merge (dict) .Values.rules.windows $more -}}
 {{- $text = replace (printf "${%s}" $name) $value $text -}}
 {{- end -}}
 {{ $text }}
