@@ -119,45 +119,52 @@ MUTATIONS = {
     "a hold fires too early": (MEMORY, "> 600", "> 300"),
     "a hold never fires": (MEMORY, "> 600", "> 6000"),
     "ranks with holds are mixed": (MEMORY, "instance, rank) (pdpool_held", "instance) (pdpool_held"),
-    "scaling to zero is an outage": (SERVING, 'status="False", reason!="ScaledToZero"', 'status="False"'),
+    "scaling to zero is an outage": (
+        SERVING,
+        "(pdpool_service_wanted[15m])) > 0",
+        "(pdpool_service_wanted[15m])) >= 0",
+    ),
     "starting again from zero is an outage": (
         SERVING,
-        'unless\n          max by (namespace, name) (max_over_time(pdpool_condition{kind="DisaggregatedService"',
-        'unless\n          max by (namespace, name) (max_over_time(pdpool_condition{kind="Nothing"',
+        "(min_over_time(pdpool_service_wanted[15m])) > 0\n        for",
+        "(pdpool_service_wanted) > 0\n        for",
     ),
-    "an end of zero is forgotten at once": (SERVING, 'reason="ScaledToZero"}[15m]', 'reason="ScaledToZero"}[1m]'),
-    "an end of zero is never forgotten": (SERVING, 'reason="ScaledToZero"}[15m]', 'reason="ScaledToZero"}[2h]'),
+    "an end of zero is never forgotten": (
+        SERVING,
+        "min_over_time(pdpool_service_wanted[15m]",
+        "min_over_time(pdpool_service_wanted[2h]",
+    ),
     "a short gap is an outage": (SERVING, "for: 1m", "for: 0s"),
     "an outage of a service fires late": (SERVING, "for: 1m", "for: 2m"),
     "a first start is an outage": (
         SERVING,
-        'status="True"}[1h] offset 5m)) == 1',
-        'status="True"}[1h] offset 5m)) >= 0 or vector(1)',
+        "(max_over_time(pdpool_service_serving[1h])) > 0",
+        "(max_over_time(pdpool_service_serving[1h])) >= 0",
     ),
-    "the end of a first start is an outage": (SERVING, "[1h] offset 5m", "[1h]"),
-    "an outage outlasts its cause": (SERVING, "> 0.5 * sum", "> 0.01 * sum"),
-    "a service that comes back for moments serves": (SERVING, "> 0.5 * sum", "> 2 * sum"),
-    "an outage fires after most of a window": (
+    "an outage outlasts its cause": (SERVING, "[5m:15s])) > 2", "[5m:15s])) >= 0"),
+    "a part that comes back for moments serves": (SERVING, "[5m:15s])) < 0.5", "[5m:15s])) < 0.1"),
+    "parts of a service are mixed": (SERVING, "(namespace, service, part)", "(namespace, service)"),
+    "one instance of several is an outage": (SERVING, "(pdpool_service_serving) == 0", "(pdpool_service_serving) <= 1"),
+    "a new leader ends an outage of a service": (
         SERVING,
-        'reason!="ScaledToZero"}) == 1\n            or',
-        'reason!="ScaledToZero"}) == 2\n            or',
+        "by (namespace, service, part)",
+        "by (namespace, service, part, pod)",
     ),
-    "services are mixed": (SERVING, "by (namespace, name)", "by (namespace)"),
-    "a change of the reason ends an outage": (
-        SERVING,
-        "max by (namespace, name) (pdpool_condition",
-        "max by (namespace, name, reason) (pdpool_condition",
-    ),
-    "pools count as services": (SERVING, 'kind="DisaggregatedService", type="Available"', 'type="Available"'),
-    "any condition of a service counts": (
-        SERVING,
-        'kind="DisaggregatedService", type="Available"',
-        'kind="DisaggregatedService"',
-    ),
-    "an outage at the start never fires": (SERVING, "> 0.95 * sum", "> 1.1 * sum"),
+    "an outage at the start never fires": (SERVING, "[15m:15s])) < 0.05", "[15m:15s])) < 0"),
+    "a start that took most of the time fires": (SERVING, "[15m:15s])) < 0.05", "[15m:15s])) < 0.9"),
     "a first start has no time": (SERVING, "offset 15m)", "offset 10m)"),
-    "a start that took some minutes fires": (SERVING, "> 0.95 * sum", "> 0.3 * sum"),
     "an outage of a service is not critical": (SERVING, "severity: critical", "severity: info"),
+    "pools that fit contradict each other": (SERVING, 'type="Available", reason="PoolsContradict"', 'type="Available"'),
+    "each condition of a contradiction is an alert": (
+        SERVING,
+        '(namespace, name) (pdpool_condition{type="Available", reason="Pools',
+        '(namespace, name, type) (pdpool_condition{reason="Pools',
+    ),
+    "a change of the operator is another contradiction": (
+        SERVING,
+        '(namespace, name) (pdpool_condition{type="Available", reason="Pools',
+        '(namespace, name, pod) (pdpool_condition{type="Available", reason="Pools',
+    ),
     "a roll-out counts as a hang": (
         MISSING,
         "unless\n          max by (namespace, pool, role) (changes",
@@ -404,4 +411,5 @@ def test_every_reason_that_needs_a_person_has_one_alert(rules: str) -> None:
     assert len(alerted) == len(set(alerted))
     names = list(Reason)
     needs_a_person = {*names[: names.index(Reason.NO_PODS)]} - {Reason.API_FAILING}  # PdpoolReconcileFailing
+    alerted.append("PoolsContradict")  # PdpoolPoolsContradict
     assert sorted(alerted) == sorted(str(reason) for reason in needs_a_person)
