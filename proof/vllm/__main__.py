@@ -1,4 +1,4 @@
-"""Run real vLLM 0.32 on CPU with pdpool's connector: tokens, aborts and faults, in about 6 minutes.
+"""Run real vLLM 0.32 on CPU with pdpool's connector: tokens, aborts and faults, in about 10 minutes.
 
 The first run makes environments of about 7.5 GB.
 """
