@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pdpool_operator.api.base import Condition, ConditionStatus
+from pdpool_operator.api.condition_docs import NEEDS_PERSON
 from pdpool_operator.api.names import Role
 from pdpool_operator.api.pools import POOL_KINDS, PoolStatus
 from pdpool_operator.api.reasons import ConditionType, Reason
@@ -144,6 +145,8 @@ def _needs_attention(condition: Condition) -> bool:
             return condition.status is ConditionStatus.TRUE
         case ConditionType.AVAILABLE:
             return condition.status is not ConditionStatus.TRUE and condition.reason != Reason.SCALED_TO_ZERO
+        case ConditionType.READY:
+            return condition.status is ConditionStatus.FALSE and condition.reason in NEEDS_PERSON
         case kind if kind in _FALSE_IS_BAD:
             return condition.status is ConditionStatus.FALSE or condition.reason == Reason.QUEUES_UNKNOWN
     return False

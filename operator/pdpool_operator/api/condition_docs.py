@@ -156,6 +156,19 @@ REASONS: Mapping[str, Mapping[Reason, str]] = {
 }
 """Lines of the documentation, by heading."""
 
+NEEDS_PERSON = frozenset(
+    {
+        *REASONS["Refused"],
+        *REASONS["Kubernetes cannot run it"],
+        Reason.POOL_NOT_FOUND,
+        Reason.ENGINES_NOT_READY,
+    }
+)
+"""Reasons of `Ready` False for which a person should look: `kubectl pdpool` counts them, and alerts name most of them.
+
+`PoolsNotReady` and `RouterNotReady` are left out, because `Available` or `RouterReady` is False then.
+"""
+
 
 INTRODUCTION = """\
 # Conditions and reasons
