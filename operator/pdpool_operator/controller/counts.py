@@ -9,7 +9,7 @@ from ..diagnose.model import Diagnosis
 from ..observe.model import ObservedFleet, ObservedPool, ObservedService
 from ..plan.repair_model import RepairPlan
 from ..runtime.state_metrics import PoolCounts, Serving
-from ..status.serving import serving
+from ..status.serving import serving, serving_routers
 
 
 def pool_counts(
@@ -28,7 +28,7 @@ def pool_counts(
 
 def service_parts(observed: ObservedService, diagnoses: Iterable[Diagnosis]) -> dict[str, Serving]:
     """Return how many of each part of a service serve. A pool that does not exist is wanted."""
-    router, deployment = observed.service.spec.router, observed.deployment
+    router = observed.service.spec.router
     diagnoses = tuple(diagnoses)
     sides = {Role.PREFILL: observed.prefill, Role.DECODE: observed.decode}
     parts = {
@@ -38,7 +38,7 @@ def service_parts(observed: ObservedService, diagnoses: Iterable[Diagnosis]) -> 
         for role, pool in sides.items()
     }
     if router.enabled:
-        parts["router"] = Serving(router.replicas, deployment.ready_replicas if deployment is not None else 0)
+        parts["router"] = Serving(router.replicas, serving_routers(observed))
     return parts
 
 

@@ -16,7 +16,7 @@ from .chain import ConditionWriter, Rule, Violation, first_violation
 from .contradictions import contradictions
 from .pods import PodFacts, pod_trouble
 from .queues import oldest_waiting_since, queues_column, queues_healthy
-from .serving import is_ready, serving, silent_nodes
+from .serving import has_router_service, is_ready, serving, serving_routers, silent_nodes
 from .summary import from_faults, restarted_at, summary, update_available
 
 
@@ -185,16 +185,13 @@ def routers_starting(facts: ServiceFacts) -> Violation | None:
 
 def no_router_serves(facts: ServiceFacts) -> Violation | None:
     """Clients reach no router."""
-    observed, uid = facts.observed, facts.observed.service.metadata.uid
-    if not observed.service.spec.router.enabled:
+    observed = facts.observed
+    if not observed.service.spec.router.enabled or serving_routers(observed):
         return None
-    if not any(o.kind == "Service" and (o.controller_uid == uid or o.labelled) for o in observed.objects):
+    if not has_router_service(observed):
         return from_faults(facts.all_faults) or Violation(
             Reason.ROUTER_NOT_READY, "The Service of the router is not created yet"
         )
-    answering = [r for r in observed.routers if r.pod.node_silent and r.workers is not None and not r.pod.terminating]
-    if answering or (observed.deployment is not None and observed.deployment.ready_replicas > 0):
-        return None
     return router_not_ready(facts)
 
 

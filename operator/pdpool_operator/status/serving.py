@@ -1,9 +1,9 @@
-"""Which instances serve requests."""
+"""Which instances and routers serve requests."""
 
 from collections.abc import Iterable, Sequence
 
 from ..diagnose.model import Diagnosis, Verdict
-from ..observe.model import ObservedInstance, ObservedPod, ObservedPool
+from ..observe.model import ObservedInstance, ObservedPod, ObservedPool, ObservedService
 
 CANNOT_SERVE = {
     Verdict.STUCK: "stuck",
@@ -39,6 +39,22 @@ def serving(observed: ObservedPool, diagnoses: Iterable[Diagnosis]) -> tuple[Obs
         for instance in observed.instances
         if instance.belongs_to(pool.metadata.uid) and instance.index not in broken and _in_service(instance)
     )
+
+
+def serving_routers(observed: ObservedService) -> int:
+    """Return how many routers of a service serve: those that are Ready, if there is a Service that lists them.
+
+    A router on a silent node does not serve, even if it answers the operator. Kubernetes counts it as not Ready and
+    takes it out of its Service, so clients do not reach it. An engine there may serve: routers connect to its address.
+    """
+    deployment = observed.deployment
+    return deployment.ready_replicas if deployment is not None and has_router_service(observed) else 0
+
+
+def has_router_service(observed: ObservedService) -> bool:
+    """Whether the Service exists through which clients reach the routers."""
+    uid = observed.service.metadata.uid
+    return any(o.kind == "Service" and (o.controller_uid == uid or o.labelled) for o in observed.objects)
 
 
 def fallen(instance: ObservedInstance, diagnoses: Sequence[Diagnosis]) -> bool:

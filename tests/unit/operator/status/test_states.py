@@ -12,6 +12,7 @@ from pdpool_operator.api.pools import Pool
 from pdpool_operator.api.reasons import ConditionType, Reason
 from pdpool_operator.api.services import DisaggregatedService
 from pdpool_operator.build.settings import BuildSettings
+from pdpool_operator.controller.counts import service_parts
 from pdpool_operator.diagnose.model import Cut, Diagnosis, Pair, Subject, Verdict
 from pdpool_operator.diagnose.track import RankTrack
 from pdpool_operator.observe.model import ObservedInstance, ObservedRouter, ObservedService
@@ -22,6 +23,7 @@ from pdpool_operator.plan.pool import plan_pool
 from pdpool_operator.plan.repair_model import Stop
 from pdpool_operator.plan.router_reach import label_routers
 from pdpool_operator.plan.service import plan_service, worker_events
+from pdpool_operator.runtime.state_metrics import Serving
 from pdpool_operator.status.chain import ConditionWriter, find
 from pdpool_operator.status.pool import PoolFacts, pool_status
 from pdpool_operator.status.service import ServiceFacts, service_status
@@ -627,14 +629,38 @@ def test_a_silent_kubelet_gives_one_steady_status() -> None:
     )
 
 
-def test_routers_on_a_silent_node_are_available_while_they_answer() -> None:
-    for workers, available in (((), "True"), (None, "False")):
-        pod = make_pod("chat-router-0", ready=False, node_silent=True, node="node-7")
-        observed = observe(
-            deployment=deployment(make_service(), ready_replicas=0), routers=(ObservedRouter(pod, workers),)
-        )
-        assert shown_service(observed).reason("Available")[0] == available
-        assert shown_service(observed).reason("Ready") == ("False", "NodeNotReady")
+@pytest.mark.parametrize("workers", [(), None], ids=["router answers", "router is silent"])
+def test_only_router_on_a_silent_node_serves_nobody(workers: tuple[()] | None) -> None:
+    """Kubernetes takes a pod that is not Ready out of its Service, also one that answers."""
+    pod = make_pod("chat-router-0", ready=False, node_silent=True, node="node-7")
+    observed = observe(deployment=deployment(make_service(), ready_replicas=0), routers=(ObservedRouter(pod, workers),))
+    shown = shown_service(observed)
+    available = find(shown.status.conditions, "Available")
+    assert available is not None
+    assert (available.status, available.reason) == ("False", "NodeNotReady")
+    assert "node-7" in available.message
+    assert shown.reason("Ready") == ("False", "NodeNotReady")
+    assert service_parts(observed, ())["router"] == Serving(1, 0)
+
+
+def test_other_router_serves_beside_a_silent_node() -> None:
+    two = service(replicas=2)
+    silent = make_pod("chat-router-0", ready=False, node_silent=True, node="node-7")
+    observed = observe(
+        service=two,
+        deployment=deployment(two, ready_replicas=1),
+        routers=(ObservedRouter(silent, ()), ObservedRouter(make_pod("chat-router-1"), ())),
+    )
+    shown = shown_service(observed)
+    assert (shown.reason("Available")[0], shown.reason("Ready")) == ("True", ("False", "NodeNotReady"))
+    assert service_parts(observed, ())["router"] == Serving(2, 1)
+
+
+def test_routers_without_their_service_serve_nobody() -> None:
+    observed = replace(observe(), objects=())
+    assert shown_service(observed).reason("Available") == ("False", "RouterNotReady")
+    assert service_parts(observed, ())["router"] == Serving(1, 0)
+    assert service_parts(observe(), ())["router"] == Serving(1, 1)
 
 
 @pytest.mark.parametrize(
