@@ -270,7 +270,8 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Repair budget",
-            "Restarts that repair may still make within the hour. At 0, an instance at fault waits for a person.",
+            "Restarts that repair may still make within the hour, in mode Enforce. At 0, an instance at fault waits "
+            "for a person.",
             (
                 Query(
                     f"min by (namespace, pool, role) (pdpool_repair_budget_remaining{{{HERE}}})",

@@ -15,14 +15,14 @@ from ..status.serving import serving, serving_routers
 def pool_counts(
     observed: ObservedPool, diagnoses: Iterable[Diagnosis], status: PoolStatus, repair: RepairPlan
 ) -> PoolCounts:
-    """Return the counts of a pool. There is no budget of repairs without repairs."""
+    """Return the counts of a pool. There is no budget of repairs unless the mode is Enforce: only then repair acts."""
     return PoolCounts(
         role=str(observed.pool.role),
         wanted=observed.pool.spec.replicas,
         ready=status.ready_replicas,
         available=len(serving(observed, diagnoses)),
         updated=status.updated_replicas,
-        repair_budget=repair.remaining if observed.repair.mode is not RepairMode.OFF else None,
+        repair_budget=repair.remaining if observed.repair.mode is RepairMode.ENFORCE else None,
     )
 
 

@@ -45,7 +45,7 @@ class PoolCounts:
     """Those that serve requests, as the condition Available counts them."""
     updated: int
     repair_budget: int | None = None
-    """Restarts that repair may still make. `None` if repair is Off."""
+    """Restarts that repair may still make. `None` unless the mode of repair is Enforce."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,9 @@ class ObjectStates(Collector):
                 family.add_metric((namespace, pool, counts.role), getattr(counts, name))
             yield family
         budget = GaugeMetricFamily(
-            "pdpool_repair_budget_remaining", "Restarts that repair may still make within the hour.", labels=POOL_LABELS
+            "pdpool_repair_budget_remaining",
+            "Restarts that repair may still make within the hour; absent unless its mode is Enforce.",
+            labels=POOL_LABELS,
         )
         for (_, namespace, pool), counts in self._pools.items():
             if counts.repair_budget is not None:
