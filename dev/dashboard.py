@@ -332,7 +332,7 @@ def text() -> str:
             dashboard.QueryVariable("namespace")
             .label("Namespace")
             .datasource(SOURCE)
-            .query("label_values(pdpool_pool_wanted, namespace)")
+            .query("label_values(pdpool_condition, namespace)")
             .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
             .multi(True)
             .include_all(True)

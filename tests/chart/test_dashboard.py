@@ -3,24 +3,28 @@
 import json
 import re
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from pdpool_operator.api.base import Condition, ConditionStatus
+from pdpool_operator.observe.keys import Key
+from pdpool_operator.runtime.state_metrics import Serving
 
 from dev.dashboard import ROWS, queries, text
+from tests.unit.operator.app.metrics import idle_metrics
 
 from .conftest import Render
 from .test_alert_series import exported
 
 QUERIES = queries()
 NOT_EXPORTED_BEFORE_USE = {
-    "pdpool_fences_total": {"outcome"},
     "pdpool_repair_actions_total": {"namespace", "pool", "role", "action", "outcome"},
     "pdpool_connector_failures_total": {"cause", "namespace", "pod", "rank"},
 }
-"""Counters without a series until their first event."""
+"""Counters without a series until a pool is reconciled, or until their first event."""
 
 
 def test_chart_ships_the_dashboard_on_demand(render: Render) -> None:
@@ -50,6 +54,27 @@ def test_every_query_is_in_the_dashboard() -> None:
     shown = [target["expr"] for panel in panels for target in panel["targets"]]
     assert len(shown) == len(QUERIES)
     assert all(panel["description"] for panel in panels)
+
+
+def test_namespaces_include_those_of_watched_fleets() -> None:
+    """A service with selectors has conditions and parts, and no pools."""
+    metrics = idle_metrics()
+    fleet = Key("DisaggregatedService", "llm", "watched")
+    condition = Condition(
+        type="QueuesHealthy",
+        status=ConditionStatus.TRUE,
+        reason="QueuesFlowing",
+        message="",
+        last_transition_time=datetime(2026, 11, 25, tzinfo=UTC),
+        observed_generation=1,
+    )
+    metrics.states.show_conditions(fleet, [condition])
+    metrics.states.show_service(fleet, {"decode": Serving(1, 1)})
+    (variable,) = (one for one in json.loads(text())["templating"]["list"] if one["name"] == "namespace")
+    asked = re.fullmatch(r"label_values\((\w+), namespace\)", variable["query"])
+    assert asked is not None
+    shown = [sample for family in metrics.registry.collect() for sample in family.samples if sample.name == asked[1]]
+    assert [sample.labels["namespace"] for sample in shown] == ["llm"]
 
 
 def test_prometheus_parses_every_query(promtool: Path, tmp_path: Path) -> None:

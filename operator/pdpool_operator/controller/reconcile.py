@@ -6,14 +6,16 @@ state is in the cluster. An operator that is killed between any two steps contin
 
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from itertools import product
 
 from ..api.base import SpecInvalid
 from ..api.key_epochs import KeyEpochs
+from ..api.names import Role
 from ..api.operations import PoolOperation
-from ..api.pools import POOL_KINDS, Pool
+from ..api.pools import POOL_KINDS, Pool, RepairAction
 from ..api.reasons import Reason
 from ..api.services import DisaggregatedService
 from ..build.settings import BuildSettings
@@ -163,6 +165,9 @@ class Controller:
         return result(plan, outcome, pending, events_again, rotates, repairs_again_s(repair), operations.again_s)
 
     def _count_repairs(self, key: Key, pool: Pool, repair: RepairPlan) -> None:
+        """Count repairs. Each counter of a pool begins at 0, because `increase()` does not see the first value."""
+        for labels in repair_labels(key, pool.role):
+            self.metrics.repairs.labels(*labels)
         for one in repair.told:
             outcome = REPAIR_OUTCOMES[one.event.reason]
             self.metrics.repairs.labels(key.namespace, key.name, str(pool.role), one.action.lower(), outcome).inc()
@@ -296,6 +301,8 @@ class Controller:
         self.judge.gone(key)
         await self.cluster.forget_pool(key.namespace, key.name, kind.role)
         self._forget(key)
+        for labels in repair_labels(key, kind.role):
+            self.metrics.repairs.remove(*labels)
         await self.operations.carry_out(key.namespace, plan)
         return Result()
 
@@ -320,6 +327,12 @@ class Controller:
         """Report that the object does not fit its model. Everything that runs stays as it is."""
         await self.reporter.refuse(key, resource, body, Reason.SPEC_INVALID, message)
         return Result()
+
+
+def repair_labels(pool: Key, role: Role) -> Iterator[tuple[str, ...]]:
+    """Yield the labels of all series that count repairs of a pool."""
+    for action, outcome in product(RepairAction, REPAIR_OUTCOMES.values()):
+        yield pool.namespace, pool.name, str(role), action.lower(), outcome
 
 
 def completed(plan: Plan, outcome: Outcome) -> tuple[Event, ...]:

@@ -18,6 +18,7 @@ INSTANCE_LABELS = ("namespace", "pool", "role", "instance")
 RANK_LABELS = (*INSTANCE_LABELS, "rank")
 QUEUE_LABELS = (*RANK_LABELS, "queue")
 DEMAND_LABELS = ("namespace", "pool", "role", "queue")
+FENCE_OUTCOMES = ("given", "refused", "unanswered")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +195,12 @@ class Metrics:
         )
         self.fences = Counter(
             "pdpool_fences",
-            "Fences sent to engines, by outcome (given, refused, unanswered).",
+            f"Fences sent to engines, by outcome ({', '.join(FENCE_OUTCOMES)}).",
             ("outcome",),
             registry=self.registry,
         )
+        for outcome in FENCE_OUTCOMES:
+            self.fences.labels(outcome)  # from 0, because `increase()` does not see the first value
         self.repairs = Counter(
             "pdpool_repair_actions",
             "Repairs of instances at fault, by action (purge, restart, replace), outcome (proposed, done, withdrawn).",

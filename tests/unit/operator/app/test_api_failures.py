@@ -37,6 +37,7 @@ class World:
     def __init__(self, **spec: Any) -> None:
         meta = {"name": "chat", "namespace": "llm", "uid": POOL_UID, "generation": 1}
         self.stored: dict[str, Any] = {"metadata": meta, "spec": {"model": {"path": "/models/smollm2"}, **spec}}
+        self.exists = True
         self.owned: set[str] = set()
         """Types of the conditions that server-side apply has recorded as the operator's."""
         self.read_error: ApiError | None = None
@@ -77,8 +78,11 @@ class World:
     async def operations(self, *_: Any) -> tuple[()]:
         return ()
 
-    async def body(self, resource: Any, namespace: str, name: str) -> dict[str, Any]:
-        return self.stored
+    async def forget_pool(self, *_: Any) -> None:
+        pass
+
+    async def body(self, resource: Any, namespace: str, name: str) -> dict[str, Any] | None:
+        return self.stored if self.exists else None
 
     async def pool(self, pool: Any) -> Any:
         if self.read_error is not None:

@@ -21,6 +21,28 @@ async def test_reconcile_shows_the_numbers_of_a_pool(name: str) -> None:
     assert series(world, f"pdpool_pool_{name}") == [f"pdpool_pool_{name}{POOL} 1.0"]
 
 
+async def test_counters_of_repairs_and_fences_begin_at_zero() -> None:
+    """A series that begins at 1 has no increase."""
+    world = World()
+    await world.reconcile()
+    counters = series(world, "pdpool_repair_actions_total")
+    assert len(counters) == 3 * 3
+    assert all('namespace="llm"' in line and 'role="prefill"' in line and line.endswith(" 0.0") for line in counters)
+    fences = [f'pdpool_fences_total{{outcome="{one}"}} 0.0' for one in ("given", "refused", "unanswered")]
+    assert series(world, "pdpool_fences_total") == fences
+
+
+async def test_deleted_pool_has_no_counters_of_repairs() -> None:
+    world = World()
+    await world.reconcile()
+    world.metrics.repairs.labels("llm", "chat", "decode", "purge", "done").inc()  # of the other pool
+    world.exists = False
+    await world.reconcile()
+    (left,) = series(world, "pdpool_repair_actions_total")
+    assert 'role="decode"' in left
+    assert series(world, "pdpool_pool_wanted") == []
+
+
 async def test_conditions_in_metrics_are_those_of_the_status() -> None:
     world = World()
     await world.reconcile()
