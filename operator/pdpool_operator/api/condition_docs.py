@@ -108,11 +108,11 @@ REASONS: Mapping[str, Mapping[Reason, str]] = {
         Reason.QUEUES_FLOWING: "The queues are empty or move.",
         Reason.QUEUES_SATURATED: "Requests wait long, but the queues move.",
         Reason.REQUESTS_LEAKED: "An engine keeps requests in a queue although their hand-offs have ended. It serves.",
-        Reason.QUEUES_BLOCKED: "An instance waits for the other side, which is at fault.",
+        Reason.QUEUES_BLOCKED: "An instance waits for the other side.",
         Reason.QUEUES_STUCK: "Nothing moves at an instance, and it is itself at fault.",
         Reason.REQUESTS_FAILING: "An instance fails requests that its siblings serve, and leaves the rotation.",
         Reason.NOTHING_FINISHES: "Requests fail at an instance and none finishes, and no sibling serves.",
-        Reason.QUEUES_UNKNOWN: "An instance does not answer.",
+        Reason.QUEUES_UNKNOWN: "An instance cannot be judged.",
     },
     "Repair": {
         Reason.RESTART_DID_NOT_HELP: "An instance was restarted within the hour, and is at fault again elsewhere.",

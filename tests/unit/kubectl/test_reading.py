@@ -15,7 +15,7 @@ from pdpool_operator.runtime.resources import PODS, PREFILL_POOLS, SERVICES_PD, 
 
 from tests.fake_api import Call, FakeApi
 
-from .conftest import Kubectl, instance, put_stuck, put_watched, put_well
+from .conftest import Kubectl, condition, instance, put_pool, put_service, put_stuck, put_watched, put_well
 
 METRICS = """\
 # TYPE pdpool_leader gauge
@@ -55,7 +55,7 @@ DisaggregatedService llm/chat: 1/1 prefill, 2/2 decode, 1 router, http://chat-ro
 EXPLAIN = """\
 DisaggregatedService/chat: needs attention
   PrefillPool/chat: QueuesHealthy is False for AGE, reason QueuesBlocked.
-    An instance waits for the other side, which is at fault.
+    An instance waits for the other side.
     chat-prefill-0: 14 requests wait 92 s for bootstrap; chat-decode-1 has not polled for 88 s
   DecodePool/chat: QueuesHealthy is False for AGE, reason QueuesStuck.
     Nothing moves at an instance, and it is itself at fault.
@@ -135,6 +135,21 @@ async def test_explain_names_the_side_at_fault(api: FakeApi, kubectl: Kubectl) -
     result = await kubectl("explain")
     assert result.exit_code == 1
     assert steady(result.stdout) == EXPLAIN
+
+
+async def test_paused_engine_is_neither_silent_nor_at_fault(api: FakeApi, kubectl: Kubectl) -> None:
+    paused = "decode chat-decode-0 rank 0: its engine is paused on request"
+    waits = "prefill chat-prefill-0 rank 0: requests wait for bootstrap; chat-decode-0 engine is paused on request"
+    blocked = condition("QueuesHealthy", "False", "QueuesBlocked", waits)
+    unknown = condition("QueuesHealthy", "Unknown", "QueuesUnknown", paused)
+    put_pool(api, "prefill", [instance("prefill", 0, "Blocked", waits)], blocked)
+    put_pool(api, "decode", [instance("decode", 0, "Unknown", paused)], unknown)
+    put_service(api, blocked)
+    told = (await kubectl("explain")).stdout
+    assert f"    An instance waits for the other side.\n    {waits}\n" in told
+    assert f"    An instance cannot be judged.\n    {paused}\n" in told
+    assert "at fault" not in told
+    assert "does not answer" not in told
 
 
 async def test_healthy_service_exits_zero(api: FakeApi, kubectl: Kubectl) -> None:
