@@ -1,18 +1,15 @@
 """A pool with `Ready` False needs attention if its reason needs a person, and not while work is in progress."""
 
 import json
-import re
 
 import pytest
 from pdpool_operator.api.condition_docs import NEEDS_PERSON, REASONS
 from pdpool_operator.api.reasons import Reason
 
-from dev.paths import CHECKOUT
 from tests.fake_api import FakeApi
 
 from .conftest import Kubectl, condition, instance, put_pool, put_service
 
-RULES = CHECKOUT / "charts/pdpool/files/rules/pdpool.rules.yaml"
 MESSAGE = "chat-decode-1-0: words of Kubernetes"
 PASSES = (Reason.NO_PODS, Reason.STARTING, Reason.SCALING_UP, Reason.UPDATING, Reason.DRAINING, Reason.ADOPTING)
 SENTENCES = {reason: text for reasons in REASONS.values() for reason, text in reasons.items()}
@@ -62,11 +59,3 @@ async def test_json_agrees_with_the_exit_code(api: FakeApi, kubectl: Kubectl, re
     assert json.loads((await kubectl("explain", "-o", "json")).stdout)["needsAttention"] is needs
     (service,) = json.loads((await kubectl("status", "-o", "json")).stdout)["services"]
     assert [pool["needsAttention"] for pool in service["pools"]] == [False, needs]
-
-
-def test_reasons_of_alerts_need_a_person() -> None:
-    alerted = {
-        one for found in re.findall(r'reason=~"([A-Za-z|]+)"', RULES.read_text("utf-8")) for one in found.split("|")
-    }
-    without = {Reason.API_FAILING, Reason.ENGINES_NOT_READY}  # PdpoolReconcileFailing; no alert
-    assert {*alerted} == {str(reason) for reason in NEEDS_PERSON - without}
