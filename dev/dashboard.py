@@ -91,12 +91,14 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             (Query(f"count by (role, verdict) (pdpool_instance_verdict{{{HERE}}})", "{{role}} {{verdict}}"),),
         ),
         Panel(
-            "Conditions that are not True",
-            "Objects whose Ready or Available condition is False or Unknown, with the reason.",
+            "Conditions that are not as they should be",
+            "With their reasons. Stalled, RepairStopped and PeersUnreachable should be absent, the others True.",
             (
                 Query(
                     f"max by (kind, namespace, name, type, reason) (pdpool_condition{{{HERE}, "
-                    'type=~"Ready|Available", status!="True"})',
+                    'type=~"Stalled|RepairStopped|PeersUnreachable", status="True"} or '
+                    f"pdpool_condition{{{HERE}, "
+                    'type!~"Stalled|RepairStopped|PeersUnreachable|Reconciling", status!="True"})',
                     "{{kind}} {{namespace}}/{{name}} {{type}}: {{reason}}",
                 ),
             ),
