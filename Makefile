@@ -123,7 +123,7 @@ fuzz: $(READY) ## Fuzz every decoder and the machines for MINUTES=10, guided by 
 queue-sim: $(READY) ## Judge HOURS=1000 simulated hours of traffic and faults by the operator's own diagnosis
 	@$(PY) -m proof.queue_sim --hours $(or $(HOURS),1000) $(ARGS)
 
-.PHONY: oracle bench-model bench-dataplane bench-connector bench-operator
+.PHONY: oracle bench-model bench-dataplane bench-connector bench-operator bench-operator-idle
 oracle: $(READY) ## 100 prompts unified and over the hand-off: the tokens must be identical
 	@$(PY) -m proof.oracle
 bench-model: $(READY) ## Speed of the reference model on this machine
@@ -132,6 +132,8 @@ bench-dataplane: $(READY) ## Data planes beside memcpy and raw NIXL, ratios in o
 	@$(PY) -m proof.bench.dataplane
 bench-connector: $(READY) ## The connector beside the bare engines: throughput, latency, aborts, scale (ARGS='--only tiny')
 	@$(PY) -m proof.bench.connector --plots docs/benchmarks $(ARGS)
+bench-operator-idle: $(READY) ## CPU of an operator at rest, by the number of instances; no cluster, 4 min
+	@$(PY) -m proof.bench.operator.idle $(ARGS)
 bench-operator: cluster ## The operator with fleets on simulated nodes: latency, CPU, memory, API calls (ARGS='--size 10x10')
 	@$(PY) -m proof.bench.operator --plots docs/benchmarks $(ARGS)
 

@@ -87,7 +87,7 @@ def _phases(fleet: Fleet, operator: OperatorProcess, plan: Plan, say: Callable[[
     ready_s, made = time.monotonic() - begun, operator.read()
     pods_s = sorted(fleet.pods.values())[size.pods - 1] - begun
     say(f"{size}: all pods made after {pods_s:.1f} s, ready after {ready_s:.1f} s; waiting for the last write")
-    _await_rest(operator, plan.within_s)
+    await_rest(operator, plan.within_s)
     before_idle = operator.read()
     say(f"{size}: idle for {plan.idle_s:.0f} s")
     time.sleep(plan.idle_s)  # the length of the window, not a wait for a condition
@@ -98,7 +98,7 @@ def _phases(fleet: Fleet, operator: OperatorProcess, plan: Plan, say: Callable[[
         due = after_idle.at + number * GROW_EVERY_S
         time.sleep(max(0.0, due - time.monotonic()))
         fleet.grow(number)
-    grown = partial(_unready, operator, size.pods + changed)
+    grown = partial(unready, operator, size.pods + changed)
     wait_for("the new instances are ready", grown, deadline_s=plan.within_s, interval_s=READ_EVERY_S)
     after_change, took = operator.read(), operator.reconcile_s()
     say(f"{size}: deleting the pools")
@@ -125,7 +125,7 @@ def _await_ready(fleet: Fleet, operator: OperatorProcess, within_s: float, say: 
 
     def unmet() -> str | None:
         nonlocal said
-        reason = _unready(operator, fleet.size.pods)
+        reason = unready(operator, fleet.size.pods)
         if reason is None and len(fleet.pods) < fleet.size.pods:
             reason = f"{len(fleet.pods)} of {fleet.size.pods} pods were seen"
         if reason is not None and time.monotonic() - said > 10:
@@ -136,13 +136,18 @@ def _await_ready(fleet: Fleet, operator: OperatorProcess, within_s: float, say: 
     wait_for("all instances are ready", unmet, deadline_s=within_s, interval_s=READ_EVERY_S)
 
 
-def _unready(operator: OperatorProcess, wanted: int) -> str | None:
+def unready(operator: OperatorProcess, wanted: int) -> str | None:
+    """Say how many instances are Ready; None once enough are."""
     ready = operator.read().ready
     return None if ready >= wanted else f"{ready:.0f} of {wanted} instances ready"
 
 
-def _await_rest(operator: OperatorProcess, within_s: float) -> None:
-    """Wait until nothing has been written for SETTLED_S."""
+def await_rest(operator: OperatorProcess, within_s: float) -> None:
+    """Wait until nothing has been written for SETTLED_S.
+
+    Raises:
+        TimeoutError: writes go on.
+    """
     last = operator.read()
 
     def busy() -> str | None:
