@@ -8,7 +8,7 @@ engine has failures too. Per instance and source, within the last minute, with  
                           or done >= FEW_DONE and failed = 0
 
                      or   since its last success, which was HANGS ago, or in the whole minute: done = 0, failed >= FEW,
-                          a sibling has done >= FEW and failed = 0, and its successes and the failures are >= FEW_ENDED
+                          a sibling has done >= 1 and failed = 0, and its successes and the failures are >= FEW_ENDED
 
                      or   in the whole minute: failed >= MANY_FAILED, share >= MANY_SHARE, and
                           a sibling has done >= SIBLING_DONE with a share <= FAR_LESS * share
@@ -68,7 +68,8 @@ FEW = 2
 FEW_ENDED = 5
 """With few clients, a try that fails may last 15 s. So few outcomes must be enough if they leave no doubt.
 
-Requests that fail wherever they go would end so with a probability of at most (2/5)^2 * (3/5)^3 = 3.5 %."""
+If requests failed wherever they went, random routing would bring all failures to this one of two instances and all
+successes to the other with a probability of at most 2^-5 = 3 %."""
 HANGS = timedelta(seconds=25)
 """An instance that has not succeeded for so long while its sibling did gets few requests because they hang there."""
 LATELY = timedelta(seconds=45)
@@ -287,7 +288,7 @@ def _few(own: Tally, sibling: Tally) -> bool:
     """Whether all of a few requests failed, while none failed at a sibling."""
     if own.done or sibling.failed:
         return False
-    return min(own.failed, sibling.done) >= FEW and own.failed + sibling.done >= FEW_ENDED
+    return own.failed >= FEW and sibling.done >= 1 and own.failed + sibling.done >= FEW_ENDED
 
 
 def _many(own: Tally, sibling: Tally) -> bool:

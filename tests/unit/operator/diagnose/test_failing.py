@@ -222,15 +222,16 @@ class TestFault:
         assert (play.now - began).total_seconds() < 35
         assert play.out() == {D1}
 
-    def test_decode_that_holds_up_all_clients_is_found_from_few_answers(self) -> None:
-        """Three clients wait 15 s at each try. The router has repeated only two of them at the other decode."""
+    @pytest.mark.parametrize("repeated", [(1, 0), (0, 1), (1, 1)])
+    def test_decode_that_holds_up_all_clients_is_found_from_one_answer(self, repeated: tuple[int, int]) -> None:
+        """Three clients wait 15 s at each try. The router has repeated only one or two at the other decode."""
         play = served_well()
-        for _ in range(2):
+        for times in repeated:
             for _ in range(5):
                 play.look()
             assert play.out() == set()
             play.requests(D1, P0, failed=3)
-            play.requests(D0, P0, done=1)
+            play.requests(D0, P0, done=times)
         play.look(0.5)
         assert play.out() == {D1}
 
@@ -342,7 +343,7 @@ class TestLookAlikes:
             pytest.param(lambda play: play.requests(D0, D1, P0, done=20, failed=15), id="both fail as often"),
             pytest.param(lambda play: play.requests(D0, D1, P0, failed=30), id="both fail everything"),
             pytest.param(
-                lambda play: (play.requests(D0, P0, done=1), play.requests(D1, P0, failed=9)), id="sibling hardly used"
+                lambda play: (play.requests(D0, P0, done=1), play.requests(D1, P0, failed=3)), id="sibling hardly used"
             ),
             pytest.param(
                 lambda play: (play.requests(D0, P0, done=99), play.requests(D1, P0, done=30, failed=10)), id="a quarter"
@@ -643,7 +644,7 @@ class TestTrial:
 def _rule(own: Tally, sibling: Tally, partner: Tally) -> bool:
     """The rule of the module's docstring, written out once more for one sibling and one innocent partner."""
     nothing = own.done == 0 and own.failed >= 3 and sibling.done >= 5 and sibling.failed <= sibling.ended * 0.25
-    few = own.done == 0 and own.failed >= 2 and sibling.done >= 2 and sibling.failed == 0
+    few = own.done == 0 and own.failed >= 2 and sibling.done >= 1 and sibling.failed == 0
     few = few and own.failed + sibling.done >= 5
     most = own.failed >= 10 and own.failed >= own.ended * 0.5 and sibling.done >= 5 and sibling.share <= 0.2 * own.share
     return nothing or few or most
