@@ -61,6 +61,8 @@ class ObservedPod:
     """The pod is not Ready but was before. A restart of its containers or of this operator does not change that."""
     gone_by: datetime | None = None
     """When the grace period of a terminating pod is over. `None` if the pod does not terminate."""
+    keeps_ending: bool = False
+    """A container has failed again and again, and waits for its next run, or runs and is not ready yet."""
     waiting_container: str = ""
     """The first container that keeps ending, or else the first that waits. Init containers come first."""
     waiting_reason: str = ""

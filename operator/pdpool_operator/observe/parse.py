@@ -1,7 +1,7 @@
 """Turns objects as the API server returns them into the types of `observe.model`. Pure."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ..api import names
@@ -21,6 +21,9 @@ from .model import (
 
 Object = Mapping[str, Any]
 
+LOOPS_FROM = 2
+SOON = timedelta(minutes=10)
+"""A container that has run for so long begins anew when it fails. The kubelet forgets earlier failures then, too."""
 MAX_LAST_WORDS = 256
 
 
@@ -71,7 +74,8 @@ def observed_pod(pod: Object) -> ObservedPod:
     meta, status, spec = pod["metadata"], pod.get("status") or {}, pod.get("spec") or {}
     containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
     looping: Object | None = next((c for c in containers if _keeps_ending(c)), None)
-    waits: Object = looping or next((c for c in containers if (c.get("state") or {}).get("waiting")), {})
+    again: Object | None = next((c for c in containers if _runs_again(c)), None)
+    waits: Object = looping or again or next((c for c in containers if (c.get("state") or {}).get("waiting")), {})
     waiting: Mapping[str, str] = (waits.get("state") or {}).get("waiting") or {}
     scheduled = condition(pod, "PodScheduled")
     return ObservedPod(
@@ -93,6 +97,7 @@ def observed_pod(pod: Object) -> ObservedPod:
         waiting_container=waits.get("name", ""),
         waiting_reason=CRASH_LOOP if looping else waiting.get("reason", ""),
         waiting_message=waiting.get("message", ""),
+        keeps_ending=bool(looping or again),
         last_end=_last_end(waits),
         unschedulable=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
         labelled_reachable=(meta.get("labels") or {}).get(names.LABEL_REACHABLE, ""),
@@ -184,6 +189,17 @@ def _keeps_ending(container: Object) -> bool:
     state = container.get("state") or {}
     ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
     return waiting.get("reason") == CRASH_LOOP or bool(ended.get("exitCode") and container.get("restartCount"))
+
+
+def _runs_again(container: Object) -> bool:
+    """Whether a container that has failed again and again runs, and is not ready yet."""
+    ended = (container.get("lastState") or {}).get("terminated") or {}
+    began, end = moment(ended.get("startedAt")), moment(ended.get("finishedAt"))
+    if container.get("ready") or not (container.get("state") or {}).get("running"):
+        return False
+    if container.get("restartCount", 0) < LOOPS_FROM or not ended.get("exitCode") or began is None or end is None:
+        return False
+    return end - began < SOON
 
 
 def _last_end(container: Object) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..api.reasons import Reason
-from ..observe.model import CRASH_LOOP, ObservedPod
+from ..observe.model import ObservedPod
 from .chain import Rule, Violation, first_violation
 
 IMAGE_REASONS = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
@@ -74,14 +74,13 @@ def configured_wrongly(facts: PodFacts) -> Violation | None:
 
 def crash_looping(facts: PodFacts) -> Violation | None:
     """A container ends again and again."""
-    violation = _waiting(facts, {CRASH_LOOP}, Reason.CRASH_LOOP)
-    if violation is None or facts.pod is None:
-        return None
     pod = facts.pod
+    if pod is None or not pod.keeps_ending:
+        return None
     end = f" ({pod.last_end})" if pod.last_end else ""
     where = f"{pod.name} -c {pod.waiting_container}" if pod.waiting_container else pod.name
     message = f"{pod.name} keeps ending{end}; see kubectl logs --previous {where}"
-    return Violation(violation.reason, message)
+    return Violation(Reason.CRASH_LOOP, message)
 
 
 def unschedulable(facts: PodFacts) -> Violation | None:

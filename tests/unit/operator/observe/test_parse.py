@@ -62,7 +62,30 @@ def test_a_container_that_keeps_ending_is_told_between_its_waits_and_before_what
     status = {"initContainerStatuses": [], "containerStatuses": [engine]}
     status[kind] = [failing, *(one for one in status[kind])]
     pod = parse.observed_pod({"metadata": META, "status": status})
-    assert (pod.waiting_container, pod.waiting_reason) == ("fetch", "CrashLoopBackOff")
+    assert (pod.waiting_container, pod.waiting_reason, pod.keeps_ending) == ("fetch", "CrashLoopBackOff", True)
+
+
+AT = "2026-11-25T10:{:02}:00Z"
+AGAIN = {"exitCode": 1, "startedAt": AT.format(0), "finishedAt": AT.format(3)}
+
+
+@pytest.mark.parametrize(
+    ("change", "keeps_ending"),
+    [
+        ({}, True),
+        ({"ready": True}, False),
+        ({"restartCount": 1}, False),
+        ({"lastState": {"terminated": {**AGAIN, "exitCode": 0}}}, False),
+        ({"lastState": {"terminated": {**AGAIN, "finishedAt": AT.format(10)}}}, False),
+        ({"lastState": {"terminated": {"exitCode": 1}}}, False),
+        ({"lastState": {}}, False),
+    ],
+)
+def test_container_that_runs_again_after_short_runs_keeps_ending_until_it_is_ready(change, keeps_ending):
+    engine = {"name": "engine", "state": {"running": {}}, "restartCount": 2, "lastState": {"terminated": AGAIN}}
+    running = {"name": "engine", "state": {"running": {"startedAt": AT.format(4)}}}
+    pod = parse.observed_pod({"metadata": META, "status": {"containerStatuses": [engine | running | change]}})
+    assert (pod.keeps_ending, pod.waiting_reason) == (keeps_ending, "")
 
 
 @pytest.mark.parametrize("failing", [{"exitCode": 3, "restarts": 0}, {"exitCode": 0, "restarts": 2}])

@@ -192,14 +192,14 @@ def test_engines_that_cannot_serve_start_or_have_served(pod: dict[str, Any], ver
             "ContainerConfigInvalid",
             "runAsNonRoot",
         ),
-        ({"waiting_reason": "CrashLoopBackOff"}, "CrashLoop", "keeps ending; see kubectl logs"),
+        ({"keeps_ending": True}, "CrashLoop", "keeps ending; see kubectl logs"),
         (
-            {"waiting_reason": "CrashLoopBackOff", "last_end": "exit code 1: no such file"},
+            {"keeps_ending": True, "last_end": "exit code 1: no such file"},
             "CrashLoop",
             "keeps ending (exit code 1: no such file); see",
         ),
         (
-            {"waiting_reason": "CrashLoopBackOff", "waiting_container": "fetch"},
+            {"keeps_ending": True, "waiting_container": "fetch"},
             "CrashLoop",
             "-0-0 -c fetch",
         ),
@@ -231,7 +231,7 @@ def test_why_a_pod_cannot_be_created_is_named(error: str, reason: str) -> None:
 
 def test_the_past_troubles_of_a_pod_that_is_ready_do_not_count() -> None:
     pool = make_pool()
-    assert outcome(status_of(pool, with_pod(make_instance(pool), waiting_reason="CrashLoopBackOff"))) == (
+    assert outcome(status_of(pool, with_pod(make_instance(pool), keeps_ending=True))) == (
         "True",
         "Ready",
     )

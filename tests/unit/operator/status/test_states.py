@@ -291,7 +291,7 @@ POOLS: dict[str, State] = {
         "ContainerConfigInvalid",
     ),
     "crash loop": (
-        lambda: shown_pool(*two(ready=False, waiting_reason="CrashLoopBackOff")),
+        lambda: shown_pool(*two(ready=False, keeps_ending=True)),
         "InProgress",
         "True",
         "CrashLoop",
