@@ -2,18 +2,17 @@
 
 The engine shows its queues, and the connector counts its hand-offs in the same queues:
 
-    orphaned(q)  <=>  the engine shows more requests in q than the connector has hand-offs in it,
-                      and its oldest one is LAG or more older than every hand-off in q of all ranks
+    orphaned(q)  <=>  the engine's oldest request in q is LAG or more older than every hand-off in q of all ranks
 
-    leaked(q)    <=>  q has been orphaned for LEAKED_AFTER, with the same oldest request, in at least two of three
-                      samples. The connector's count may be 0.1 s older than the queue, so some samples show as many
-                      in both
+    leaked(q)    <=>  q has been orphaned for LEAKED_AFTER, with the same oldest request. In the mean of these samples,
+                      the engine showed more than half a request more in q than the connector had hand-offs in it
+
+The connector's count may be 0.1 s older than the queue. So single samples are wrong by some requests, and their mean is
+not. Rounded, it is the number of leaked requests.
 
 An engine notices the end of a hand-off in a turn of its loop. So nothing is orphaned while the loop does not run. A
 request waits until all ranks have ended its hand-off, and until failed ones are settled. So nothing is orphaned while
 a rank does not answer, or has unsettled hand-offs.
-
-Their number is the least surplus of that time: what a queue had more than the connector, in each of those samples.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,14 +34,12 @@ class Orphans:
     """Orphaned requests of one queue."""
 
     since: datetime
-    """Time of the sample that first showed them."""
+    """Time of the first sample with the same oldest request."""
     entered: datetime
     """When the oldest of them entered the queue."""
-    reqs: int
-    seen: int = 1
-    """Samples that showed them."""
-    missed: int = 0
-    """Samples that had the same oldest request, and as many hand-offs as requests."""
+    surplus: int
+    """Requests that the engine showed, less the connector's hand-offs: the sum over all samples."""
+    samples: int = 1
 
 
 def follow_orphans(
@@ -76,24 +73,19 @@ def _oldest_s(connector: ConnectorSample, queue: str) -> float:
 def _step(
     before: Orphans | None, shown: QueueSample, handoffs: QueueSample, known_s: float, at: datetime
 ) -> Orphans | None:
-    surplus, oldest = shown.reqs - handoffs.reqs, timedelta(seconds=shown.oldest_s or 0.0)
-    if oldest - timedelta(seconds=known_s) < LAG:
+    oldest = timedelta(seconds=shown.oldest_s or 0.0)
+    if not shown.reqs or oldest - timedelta(seconds=known_s) < LAG:
         return None
-    entered = at - oldest
-    same = before if before is not None and abs(entered - before.entered) <= SAME else None
-    if surplus > 0:
-        return Orphans(at, entered, surplus) if same is None else _shown_again(same, surplus)
-    return replace(same, missed=same.missed + 1) if same is not None and same.missed < same.seen else None
-
-
-def _shown_again(before: Orphans, surplus: int) -> Orphans:
-    return replace(before, reqs=min(before.reqs, surplus), seen=before.seen + 1)
+    entered, surplus = at - oldest, shown.reqs - handoffs.reqs
+    if before is None or abs(entered - before.entered) > SAME:
+        return Orphans(at, entered, surplus)
+    return replace(before, surplus=before.surplus + surplus, samples=before.samples + 1)
 
 
 def leaked(orphans: Mapping[str, Orphans], at: datetime) -> dict[str, int]:
     """Return how many requests of each queue have leaked. `at`: time of the newest answer."""
     return {
-        name: found.reqs
+        name: max(round(found.surplus / found.samples), 1)
         for name, found in orphans.items()
-        if at - found.since >= LEAKED_AFTER and found.seen >= 2 * found.missed
+        if at - found.since >= LEAKED_AFTER and 2 * found.surplus > found.samples
     }

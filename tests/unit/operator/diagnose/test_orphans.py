@@ -1,5 +1,6 @@
 """Requests that an engine keeps although their hand-off has ended."""
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -72,8 +73,20 @@ def test_leak_is_found_in_traffic_whose_counts_are_not_of_one_moment(every: int)
     assert leaks_of(with_equal_counts(every)) == {QUEUE: 1}
 
 
-def test_request_of_which_most_samples_show_a_handoff_has_not_leaked() -> None:
-    assert leaks_of(with_equal_counts(2)) == {}
+def with_surplus(surplus: tuple[int, ...]) -> list[RankSample]:
+    """A queue whose oldest request no hand-off explains. The engine shows so many more than the connector, by turns."""
+    turns = zip(range(0, 301, 3), itertools.cycle(surplus), strict=False)
+    return [look(at, (4 + more, at, at), (4, 0.1, at)) for at, more in turns]
+
+
+@pytest.mark.parametrize("surplus", [(1, 0, 3, 0), (2, -1, 1, 2), (2, 0, 1)])
+def test_leak_is_found_by_the_mean_of_counts_that_are_not_of_one_moment(surplus: tuple[int, ...]) -> None:
+    assert leaks_of(with_surplus(surplus)) == {QUEUE: 1}
+
+
+@pytest.mark.parametrize("surplus", [(0,), (-1,), (1, -1), (1, 0, 0)])
+def test_request_of_which_the_connector_has_a_handoff_has_not_leaked(surplus: tuple[int, ...]) -> None:
+    assert leaks_of(with_surplus(surplus)) == {}
 
 
 def test_message_says_how_many() -> None:
