@@ -12,8 +12,8 @@ sglang-router asks both sides at once (`middleware`). It has chosen the number, 
     do_remote_decode=True     keep the cache for a decode
     remote_room               number of the hand-off; prefill chooses one if it is not given
 
-Prefill then computes a request only once decode has memory for it. Otherwise two full caches could wait for each other:
-prefill's with requests for which decode has no memory yet, and decode's with requests that prefill has no memory for.
+Prefill then computes a request only once decode has memory for it. Otherwise two full caches could wait for each other.
+Prefill's would be full of requests for which decode has no memory, and decode's of those that prefill has none for.
 
 A request's blocks stay allocated until all workers have reported its id. Prefill's are kept because `finished` says so,
 and decode's because the request waits for its cache. So each id is reported exactly once, and only for these.

@@ -22,8 +22,9 @@ from .model import (
 Object = Mapping[str, Any]
 
 LOOPS_FROM = 2
+"""Restarts. One alone may be an accident."""
 SOON = timedelta(minutes=10)
-"""A container that has run for so long begins anew when it fails. The kubelet forgets earlier failures then, too."""
+"""After a run of this length, the kubelet forgets the failures before it."""
 MAX_LAST_WORDS = 256
 
 
@@ -193,13 +194,13 @@ def _keeps_ending(container: Object) -> bool:
 
 def _runs_again(container: Object) -> bool:
     """Whether a container that has failed again and again runs, and is not ready yet."""
-    ended = (container.get("lastState") or {}).get("terminated") or {}
-    began, end = moment(ended.get("startedAt")), moment(ended.get("finishedAt"))
     if container.get("ready") or not (container.get("state") or {}).get("running"):
         return False
-    if container.get("restartCount", 0) < LOOPS_FROM or not ended.get("exitCode") or began is None or end is None:
+    ended = (container.get("lastState") or {}).get("terminated") or {}
+    if container.get("restartCount", 0) < LOOPS_FROM or not ended.get("exitCode"):
         return False
-    return end - began < SOON
+    began, end = moment(ended.get("startedAt")), moment(ended.get("finishedAt"))
+    return began is not None and end is not None and end - began < SOON
 
 
 def _last_end(container: Object) -> str:
