@@ -11,22 +11,14 @@ kstatus wants `Stalled` and `Reconciling` to be present only while they are True
 from collections.abc import Sequence
 
 from ..api.base import Condition, ConditionStatus, Metadata
+from ..api.condition_docs import REASONS
 from ..api.names import ANNOTATION_RESTARTED_AT
 from ..api.reasons import ConditionType, Reason
 from ..api.wording import some
 from ..plan.model import Fault, Progress
 from .chain import ConditionWriter, Violation
 
-STALLING = frozenset(
-    {
-        Reason.SPEC_INVALID,
-        Reason.TEMPLATE_INVALID,
-        Reason.NAME_CONFLICT,
-        Reason.NO_CONTROLLER,
-        Reason.APPLY_FAILED,
-        Reason.POOLS_CONTRADICT,
-    }
-)
+STALLING = frozenset(REASONS["Refused"])
 """Reasons that only a person can remove."""
 
 MAX_ANNOTATION = 256
