@@ -17,7 +17,7 @@ from pdpool_operator.runtime.resources import LEASES, PODS, PREFILL_POOLS, STATE
 
 from tests.cluster.hands import eventually
 from tests.fake_api import Call, FakeApi, Fault
-from tests.integration.test_operator_stop import Process, operator
+from tests.operator_process import Process, operator
 from tests.serving import serving
 
 pytestmark = pytest.mark.timeout(240)

@@ -6,58 +6,23 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from pdpool_operator.runtime.resources import (
-    DECODE_POOLS,
-    LEASES,
-    PODS,
-    PREFILL_POOLS,
-    SERVICES_PD,
-    STATEFUL_SETS,
-    Resource,
-)
+from pdpool_operator.runtime.resources import DECODE_POOLS, LEASES, PREFILL_POOLS, SERVICES_PD, Resource
 
 from tests.cluster.hands import at_rest
-from tests.fake_api import FakeApi, Object
-from tests.integration.test_operator_stop import operator
+from tests.fake_api import FakeApi
+from tests.fake_fleet import fleet
+from tests.operator_process import operator
 from tests.serving import serving
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(420)]
-SERVICES = 50
 MEASURED_S = 60.0
 CALLS_A_MINUTE = 10
 WRITES = frozenset({"create", "update", "patch", "delete"})
 
 
-def run_pods(api: FakeApi, resource: Resource, obj: Object) -> None:
-    """Have each StatefulSet run a Ready pod, whose engine does not answer."""
-    meta = obj["metadata"]
-    if resource != STATEFUL_SETS or ("llm", f"{meta['name']}-0") in api.objects.get(PODS, {}):
-        return
-    template = obj["spec"]["template"]["metadata"]
-    owner = {"kind": "StatefulSet", "name": meta["name"], "uid": meta["uid"], "controller": True}
-    body = {
-        "metadata": {**template, "ownerReferences": [owner]},
-        "spec": obj["spec"]["template"]["spec"],
-        "status": {
-            "phase": "Running",
-            "podIP": "127.0.0.1",
-            "conditions": [{"type": "Ready", "status": "True"}],
-            "containerStatuses": [{"name": "engine", "ready": True, "restartCount": 0, "state": {"running": {}}}],
-        },
-    }
-    api.put(PODS, "llm", f"{meta['name']}-0", body)
-
-
 @pytest.fixture
 async def api() -> AsyncIterator[FakeApi]:
-    one = FakeApi(bookmark_s=20.0, on_put=run_pods)
-    model = {"model": {"path": "/models/tiny"}, "replicas": 1}
-    for number in range(SERVICES):
-        name = f"chat-{number}"
-        one.put(PREFILL_POOLS, "llm", name, {"spec": model})
-        one.put(DECODE_POOLS, "llm", name, {"spec": model})
-        side = {"poolRef": {"name": name}}
-        one.put(SERVICES_PD, "llm", name, {"spec": {"prefill": side, "decode": side}})
+    one = fleet(services=50, instances=1)
     async with serving(one.handle) as one.url:
         yield one
 

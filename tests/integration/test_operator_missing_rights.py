@@ -12,7 +12,7 @@ from pdpool_operator.runtime.resources import PREFILL_POOLS
 from tests.cluster.hands import eventually
 from tests.fake_api import Call, FakeApi, Fault
 from tests.integration.test_operator_api_faults import SPEC, World, free_port
-from tests.integration.test_operator_stop import operator
+from tests.operator_process import operator
 from tests.serving import serving
 
 pytestmark = pytest.mark.timeout(240)

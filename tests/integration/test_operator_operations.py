@@ -12,8 +12,8 @@ from pdpool_operator.runtime.resources import DECODE_POOLS, OPERATIONS, PODS, ST
 
 from tests.cluster.hands import eventually
 from tests.fake_api import Call, FakeApi
-from tests.integration.test_operator_idle import run_pods
-from tests.integration.test_operator_stop import operator
+from tests.fake_fleet import running_pods
+from tests.operator_process import operator
 from tests.serving import serving
 
 pytestmark = pytest.mark.timeout(120)
@@ -39,7 +39,7 @@ def ask(api: FakeApi) -> None:
 
 @pytest.fixture
 async def api() -> AsyncIterator[FakeApi]:
-    one = FakeApi(bookmark_s=20.0, on_put=run_pods)
+    one = running_pods()
     one.put(DECODE_POOLS, "llm", "chat", {"spec": {"model": {"path": "tiny"}, "replicas": 2}})
     async with serving(one.handle) as one.url:
         yield one
@@ -80,7 +80,7 @@ async def test_restart_survives_its_operator_and_others_are_refused(api: FakeApi
     api.fault = None
     async with operator(api, tmp_path):
         await eventually(deleted, within_s=60)
-        run_pods(api, STATEFUL_SETS, api.objects[STATEFUL_SETS]["llm", "chat-decode-1"])
+        api.on_put(api, STATEFUL_SETS, api.objects[STATEFUL_SETS]["llm", "chat-decode-1"])
         await eventually(ended, within_s=60)
     assert await phases() == {"restart": "Succeeded", "again": "Failed", "drain": "Failed", "unknown": "Failed"}
     after = {name: pod["metadata"]["uid"] for (_, name), pod in api.objects[PODS].items()}

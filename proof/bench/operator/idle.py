@@ -15,91 +15,37 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import click
-import yaml
-from pdpool_operator.runtime.resources import (
-    DECODE_POOLS,
-    PODS,
-    PREFILL_POOLS,
-    SERVICES_PD,
-    STATEFUL_SETS,
-    Resource,
-)
 
 from dev.shell import run, wait_for
-from tests.fake_api import FakeApi, Object
+from tests.fake_fleet import NAMESPACE, fleet
+from tests.operator_process import write_kubeconfig
 from tests.serving import serving
 
 from .fleet import Size
 from .measure import await_rest, unready
 from .operator_process import OperatorProcess, Window
 
-NAMESPACE: Final = "llm"
 INSIDE: Final = "PDPOOL_BENCH_INSIDE"
 """Set in the network namespace that the benchmark has made for itself."""
 WITHIN_S: Final = 300.0
 ADDRESSES: Final = ipaddress.ip_network("127.1.0.0/16")
-MODEL: Final[Object] = {"path": "/models/tiny"}
-
-
-def fleet(size: Size) -> FakeApi:
-    """Return an API server with pools and services, which runs a Ready pod for each StatefulSet."""
-    addresses = map(str, ADDRESSES.hosts())
-    api = FakeApi(bookmark_s=20.0, on_put=partial(_run_pod, addresses))
-    for number in range(size.pools // 2):
-        name = f"chat-{number}"
-        for kind in (PREFILL_POOLS, DECODE_POOLS):
-            api.put(kind, NAMESPACE, name, {"spec": {"model": MODEL, "replicas": size.instances}})
-        side = {"poolRef": {"name": name}}
-        api.put(SERVICES_PD, NAMESPACE, name, {"spec": {"prefill": side, "decode": side}})
-    return api
-
-
-def _run_pod(addresses: Iterator[str], api: FakeApi, resource: Resource, obj: Object) -> None:
-    meta = obj["metadata"]
-    name = f"{meta['name']}-0"
-    if resource != STATEFUL_SETS or (NAMESPACE, name) in api.objects.get(PODS, {}):
-        return
-    template = obj["spec"]["template"]
-    owner = {"kind": "StatefulSet", "name": meta["name"], "uid": meta["uid"], "controller": True}
-    running = {"name": "engine", "ready": True, "restartCount": 0, "state": {"running": {}}}
-    status = {
-        "phase": "Running",
-        "podIP": next(addresses),
-        "conditions": [{"type": "Ready", "status": "True"}],
-        "containerStatuses": [running],
-    }
-    body = {
-        "metadata": {**template["metadata"], "ownerReferences": [owner]},
-        "spec": template["spec"],
-        "status": status,
-    }
-    api.put(PODS, NAMESPACE, name, body)
 
 
 async def measure(size: Size, idle_s: float) -> Window:
     """Return what an operator of a fleet did in so many seconds at rest."""
-    api = fleet(size)
+    api = fleet(size.pools // 2, size.instances, map(str, ADDRESSES.hosts()))
     with tempfile.TemporaryDirectory(prefix="pdpool-bench-") as folder:
         async with serving(api.handle) as api.url:
             return await asyncio.to_thread(_at_rest, api.url, Path(folder), size, idle_s)
 
 
 def _at_rest(url: str, folder: Path, size: Size, idle_s: float) -> Window:
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "x", "cluster": {"server": url}}],
-        "users": [{"name": "x", "user": {"token": "t"}}],
-        "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
-        "current-context": "x",
-    }
-    (folder / "kubeconfig").write_text(yaml.safe_dump(config))
+    write_kubeconfig(folder / "kubeconfig", url)
     (folder / "seed").write_bytes(base64.b64encode(secrets.token_bytes(48)))
     operator = OperatorProcess(NAMESPACE, folder)
     try:
