@@ -156,7 +156,14 @@ class Judge:
             now=self._now(),
             departures=self._departures_of_partners(key),
         )
-        return with_cuts(with_transports(diagnoses, others, pool.pool.spec.rdma), others, self._now())
+        fitted = with_transports(diagnoses, others, pool.pool.spec.rdma)
+        out = {uid for one in (key, *self._partners(key)) for uid in self._out(one)}
+        return with_cuts(fitted, others, out, self._now())
+
+    def _out(self, key: Key) -> Iterator[str]:
+        """Return the UIDs of pods that were out at the last look, but for those that cannot reach an engine."""
+        yield from (uid for uid, ejection in self._ejections.get(key, {}).items() if ejection.out)
+        yield from (d.subject.pod.uid for d in self._diagnoses.get(key, ()) if d.unfit and d.subject.pod is not None)
 
     def shown(self, key: Key, diagnoses: tuple[Diagnosis, ...]) -> None:
         """Remember that the pool's status shows these diagnoses."""

@@ -6,11 +6,11 @@ connector, and then fails.
 
 Instances leave the rotation until no cut has both ends in it. The one with the most cuts leaves first. Of equal ones it
 is a decode, and the last by name. The last instance of a side stays. If a cut would remain, no instance leaves: the
-cause is then a common one.
+cause is then a common one. An instance that is out for another cause counts as gone.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -19,12 +19,15 @@ from .evidence import STALE
 from .model import Cut, Diagnosis, Subject
 
 
-def with_cuts(diagnoses: Sequence[Diagnosis], others: Sequence[Subject], now: datetime) -> tuple[Diagnosis, ...]:
+def with_cuts(
+    diagnoses: Sequence[Diagnosis], others: Sequence[Subject], out: Collection[str], now: datetime
+) -> tuple[Diagnosis, ...]:
     """Return the diagnoses of one pool with each instance's cuts, and whether it leaves the rotation for them.
 
     Args:
         diagnoses: of the instances of one pool.
         others: instances of the other role that work with them.
+        out: UIDs of the pods of both that leave the rotation for other causes.
         now: the present time.
     """
     subjects = (*(diagnosis.subject for diagnosis in diagnoses), *others)
@@ -34,7 +37,7 @@ def with_cuts(diagnoses: Sequence[Diagnosis], others: Sequence[Subject], now: da
     cuts = tuple(sorted(set(_cuts(there))))
     if not cuts:
         return tuple(diagnoses)
-    leaving = _leaving(cuts, there)
+    leaving = _leaving(cuts, [*_serving(there, Role.PREFILL, out), *_serving(there, Role.DECODE, out)])
     return tuple(
         replace(
             diagnosis,
@@ -69,11 +72,17 @@ def _node(subject: Subject) -> str:
     return subject.pod.node if subject.pod is not None and subject.pod.node else "unknown node"
 
 
-def _leaving(cuts: Sequence[Cut], subjects: Sequence[Subject]) -> frozenset[str]:
-    role = {subject.name: subject.role for subject in subjects}
+def _serving(subjects: Sequence[Subject], role: Role, out: Collection[str]) -> list[Subject]:
+    """Return the instances of one side that are not out, or all of them: `plan.rotation` lists them all then."""
+    side = [subject for subject in subjects if subject.role is role]
+    return [one for one in side if one.pod is not None and one.pod.uid not in out] or side
+
+
+def _leaving(cuts: Sequence[Cut], serving: Sequence[Subject]) -> frozenset[str]:
+    role = {subject.name: subject.role for subject in serving}
     left = Counter(role.values())
     leaving: set[str] = set()
-    while open_cuts := [cut for cut in cuts if not cut.ends & leaving]:
+    while open_cuts := [cut for cut in cuts if cut.ends <= role.keys() - leaving]:
         counts = Counter(name for cut in open_cuts for name in cut.ends if left[role[name]] > 1)
         if not counts:
             return frozenset()

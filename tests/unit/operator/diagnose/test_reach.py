@@ -44,13 +44,13 @@ def fleet(prefills, decodes, cuts):
     )
 
 
-def judged(own, others, now=T0):
-    return with_cuts([Diagnosis(one, Verdict.IDLE, "") for one in own], others, now)
+def judged(own, others, now=T0, out=()):
+    return with_cuts([Diagnosis(one, Verdict.IDLE, "") for one in own], others, out, now)
 
 
-def avoided(prefills, decodes, now=T0):
-    """Who leaves the rotation, by the judgement of both pools."""
-    both = (*judged(prefills, decodes, now), *judged(decodes, prefills, now))
+def avoided(prefills, decodes, now=T0, out=()):
+    """Who leaves the rotation, by the judgement of both pools. `out`: UIDs that are out for another cause."""
+    both = (*judged(prefills, decodes, now, out), *judged(decodes, prefills, now, out))
     return {diagnosis.subject.name.removeprefix("chat-") for diagnosis in both if diagnosis.avoided and diagnosis.out}
 
 
@@ -81,6 +81,21 @@ def test_all_cuts_are_avoided_or_nobody_leaves(size):
             assert all({f"prefill-{p}", f"decode-{d}"} & out for p, d in cuts)
             assert sum(name.startswith("prefill") for name in out) < size[0]
             assert sum(name.startswith("decode") for name in out) < size[1]
+
+
+@pytest.mark.parametrize(
+    ("out", "expected"),
+    [
+        ({"uid-decode-0"}, {"prefill-1"}),
+        ({"uid-decode-1"}, set()),
+        ({"uid-prefill-1"}, set()),
+        ({"uid-prefill-0"}, {"decode-1"}),
+        ({"uid-prefill-0", "uid-decode-0"}, set()),
+        ({"uid-decode-0", "uid-decode-1"}, {"decode-1"}),
+    ],
+)
+def test_instance_that_is_out_already_serves_no_more(out, expected):
+    assert avoided(*fleet(2, 2, [(1, 1)]), out=out) == expected
 
 
 def test_address_may_be_ipv6():
