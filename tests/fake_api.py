@@ -18,12 +18,11 @@ from typing import Any
 from aiohttp import web
 from pdpool_operator.api import served
 from pdpool_operator.app import OWNED, PRIMARY
-from pdpool_operator.runtime.resources import EVENTS, LEASES, SECRETS, Resource
+from pdpool_operator.runtime.resources import EVENTS, LEASES, NODES, SECRETS, Resource
 
 Object = dict[str, Any]
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace")
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition")
-NODES = Resource("", "v1", "nodes", "Node")
 REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview")
 RESOURCES = {
     (one.group, one.version, one.plural): one

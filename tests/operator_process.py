@@ -1,22 +1,33 @@
 """The operator's process against an API server of a test's own, on loopback."""
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import aiohttp
 import yaml
+from pdpool_operator.runtime.resources import STATEFUL_SETS
+
+from tests.cluster.hands import eventually
+from tests.fake_api import FakeApi
 
 ROOT = Path(__file__).parents[1]
 REACHED_S = 60.0
 ENDED_S = 10.0
 """A third of a pod's grace period."""
+NOTICED_S = 25.0
+"""From the end of a fault until a change made during it has had its effect: the longest pause, and a reconcile."""
+SPEC = {"model": {"path": "/models/tiny"}, "replicas": 1}
 
 
 class Server(Protocol):
@@ -95,3 +106,50 @@ async def operator(server: Server, folder: Path, **env: str) -> AsyncIterator[Pr
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+@dataclass
+class World:
+    api: FakeApi
+    process: Process
+    url: str
+
+    def alive(self) -> None:
+        assert self.process.process.returncode is None, self.process.log[-3000:]
+
+    async def probe(self, path: str) -> tuple[int, str]:
+        async with aiohttp.ClientSession() as http, http.get(self.url + path) as answer:
+            return answer.status, await answer.text()
+
+    async def until(self, what: Callable[[], bool], within_s: float = NOTICED_S) -> None:
+        async def holds() -> bool:
+            self.alive()
+            return what()
+
+        await eventually(holds, within_s=within_s)
+
+    async def until_ready(self, text: str, within_s: float = 60.0) -> None:
+        async def is_so() -> bool:
+            self.alive()
+            with contextlib.suppress(aiohttp.ClientError):
+                return (await self.probe("/readyz"))[1] == f"{text}\n"
+            return False
+
+        await eventually(is_so, within_s=within_s)
+
+    def made(self, pool: str) -> bool:
+        return ("llm", f"{pool}-prefill-0") in self.api.objects.get(STATEFUL_SETS, {})
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@asynccontextmanager
+async def running(api: FakeApi, folder: Path) -> AsyncIterator[World]:
+    """Run an operator on an API server that is served."""
+    listen = f"127.0.0.1:{free_port()}"
+    async with operator(api, folder, PDPOOL_LISTEN=listen) as process:
+        yield World(api, process, f"http://{listen}")

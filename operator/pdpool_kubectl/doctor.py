@@ -10,21 +10,20 @@ from typing import Any
 
 from pdpool_operator.api import names, served
 from pdpool_operator.api.pools import POOL_KINDS
+from pdpool_operator.build.canonical import quantity
 from pdpool_operator.observe import parse
 from pdpool_operator.runtime.api import Api
 from pdpool_operator.runtime.api_errors import ApiError, ForbiddenError, NotFoundError
-from pdpool_operator.runtime.resources import CONFIG_MAPS, LEASES, PODS, POOL_RESOURCES, Object, Resource
+from pdpool_operator.runtime.resources import CONFIG_MAPS, LEASES, NODES, PODS, POOL_RESOURCES, Object, Resource
+from pdpool_operator.status.pods import IMAGE_REASONS
 
 from .access import Access
-from .quantity import amount
 from .queues import OPERATOR_PODS, read_queues
 from .text import seconds, table
 
 OK, FAILED, UNKNOWN = "ok", "failed", "unknown"
-NODES = Resource("", "v1", "nodes", "Node")
 PROMETHEUS_RULES = Resource("monitoring.coreos.com", "v1", "prometheusrules", "PrometheusRule")
 ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview")
-PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 CHART = "charts/pdpool"
 
 
@@ -210,7 +209,7 @@ class Doctor:
     async def _images(self) -> list[Check]:
         pods = await self._list(PODS, self.scope, names.SELECT_MADE)
         observed = [(pod["metadata"]["namespace"], parse.observed_pod(pod)) for pod in pods]
-        failing = [(namespace, pod) for namespace, pod in observed if pod.waiting_reason in PULL_REASONS]
+        failing = [(namespace, pod) for namespace, pod in observed if pod.waiting_reason in IMAGE_REASONS]
         if not failing:
             return [Check("images", OK, f"no pod of {len(pods)} waits for an image")]
         return [
@@ -234,11 +233,7 @@ class Doctor:
         nodes = await self._list(NODES, None, "")
         checks = []
         for resource, count in sorted(wanted.items()):
-            fit = [
-                _name(node)
-                for node in nodes
-                if amount(((node.get("status") or {}).get("allocatable") or {}).get(resource, "0")) >= count
-            ]
+            fit = [_name(node) for node in nodes if _devices(node, resource) >= count]
             if fit:
                 checks.append(Check("rdma", OK, f"{len(fit)} nodes have {count} of {resource}"))
                 continue
@@ -285,3 +280,9 @@ def doctor_lines(checks: tuple[Check, ...]) -> list[str]:
 def doctor_json(checks: tuple[Check, ...]) -> dict[str, Any]:
     """Return what `-o json` prints."""
     return {"checks": [asdict(check) for check in checks]}
+
+
+def _devices(node: Object, resource: str) -> int:
+    """Return how many devices pods may have on a node. What is no whole number counts as none."""
+    plain = str(quantity(((node.get("status") or {}).get("allocatable") or {}).get(resource)))
+    return int(plain) if plain.isdecimal() else 0

@@ -1,80 +1,33 @@
 """The operator's process with an API server that fails in every way: it goes on, calls seldom, and notices changes."""
 
 import asyncio
-import contextlib
 import json
-import socket
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 from pdpool_operator.runtime.resources import LEASES, PODS, PREFILL_POOLS, STATEFUL_SETS
 
 from tests.cluster.hands import eventually
 from tests.fake_api import Call, FakeApi, Fault
-from tests.operator_process import Process, operator
+from tests.operator_process import SPEC, World, running
 from tests.serving import serving
 
 pytestmark = pytest.mark.timeout(240)
 FAULT_S = 8.0
 OUTAGE_S = 18.0
 """How long a fault lasts. An outage is longer than a Lease."""
-NOTICED_S = 25.0
-"""From the end of a fault until a change made during it has had its effect: the longest pause, and a reconcile."""
 CALLS_A_SECOND = 2
-SPEC = {"model": {"path": "/models/tiny"}, "replicas": 1}
-
-
-@dataclass
-class World:
-    api: FakeApi
-    process: Process
-    url: str
-
-    def alive(self) -> None:
-        assert self.process.process.returncode is None, self.process.log[-3000:]
-
-    async def probe(self, path: str) -> tuple[int, str]:
-        async with aiohttp.ClientSession() as http, http.get(self.url + path) as answer:
-            return answer.status, await answer.text()
-
-    async def until(self, what: Callable[[], bool], within_s: float = NOTICED_S) -> None:
-        async def holds() -> bool:
-            self.alive()
-            return what()
-
-        await eventually(holds, within_s=within_s)
-
-    async def until_ready(self, text: str, within_s: float = 60.0) -> None:
-        async def is_so() -> bool:
-            self.alive()
-            with contextlib.suppress(aiohttp.ClientError):
-                return (await self.probe("/readyz"))[1] == f"{text}\n"
-            return False
-
-        await eventually(is_so, within_s=within_s)
-
-    def made(self, pool: str) -> bool:
-        return ("llm", f"{pool}-prefill-0") in self.api.objects.get(STATEFUL_SETS, {})
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    api, listen = FakeApi(), f"127.0.0.1:{free_port()}"
+    api = FakeApi()
     api.put(PREFILL_POOLS, "llm", "first", {"spec": SPEC})
-    async with serving(api.handle) as api.url, operator(api, tmp_path, PDPOOL_LISTEN=listen) as process:
-        one = World(api, process, f"http://{listen}")
+    async with serving(api.handle) as api.url, running(api, tmp_path) as one:
         await one.until(lambda: one.made("first"), within_s=60)
         yield one
 

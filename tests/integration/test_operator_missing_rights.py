@@ -11,8 +11,7 @@ from pdpool_operator.runtime.resources import PREFILL_POOLS
 
 from tests.cluster.hands import eventually
 from tests.fake_api import Call, FakeApi, Fault
-from tests.integration.test_operator_api_faults import SPEC, World, free_port
-from tests.operator_process import operator
+from tests.operator_process import SPEC, World, running
 from tests.serving import serving
 
 pytestmark = pytest.mark.timeout(240)
@@ -36,10 +35,10 @@ def lacking(plural: str, *verbs: str, subresource: str = "") -> Fault:
 def denying(tmp_path: Path) -> Denying:
     @asynccontextmanager
     async def start(fault: Fault) -> AsyncIterator[World]:
-        api, listen = FakeApi(fault=fault), f"127.0.0.1:{free_port()}"
+        api = FakeApi(fault=fault)
         api.put(PREFILL_POOLS, "llm", "first", {"spec": SPEC})
-        async with serving(api.handle) as api.url, operator(api, tmp_path, PDPOOL_LISTEN=listen) as process:
-            yield World(api, process, f"http://{listen}")
+        async with serving(api.handle) as api.url, running(api, tmp_path) as world:
+            yield world
 
     return start
 

@@ -85,8 +85,7 @@ class Judge:
 
     def observed_routers(self, service: Key, uids: Collection[str]) -> None:
         """Forget the routers of a service that are no longer there."""
-        tracks = {uid: track for uid, track in self._routers.get(service, {}).items() if uid in uids}
-        self._routers[service] = tracks
+        self._routers[service] = {uid: track for uid, track in self._routers.get(service, {}).items() if uid in uids}
         if not uids:
             del self._routers[service]
 

@@ -190,6 +190,7 @@ class Controller:
             return await self._refuse(key, SERVICES_PD, body, str(invalid))
         if service.spec.watches:
             return await self._fleet(key, body, service)
+        await self._forget_fleet(key)
         if self.bindings.bind(key, service.spec.prefill.pool_name, service.spec.decode.pool_name):
             for pool in self.bindings.pools(key):
                 self.enqueue(pool)
@@ -225,6 +226,7 @@ class Controller:
         """Judge a service that only watches pods. Nothing is written but its status."""
         name = f"{FLEET_PREFIX}{key.name}"
         self.bindings.bind(key, name, name)
+        self._watch_routers(key, ())
         try:
             observed = await self.cluster.fleet(service)
         except ApiError as error:

@@ -13,7 +13,7 @@ from ..runtime.recorder import Recorder
 from ..runtime.resources import Object, Resource
 from ..status.chain import ConditionWriter
 from ..status.summary import refused
-from ..status.transition import REFRESH, Status, should_write, transition_events
+from ..status.transition import REFRESH, Status, differ, should_write, transition_events
 from .served_fields import ServedFields
 
 
@@ -34,7 +34,7 @@ class Reporter:
         after = type(after).model_validate(storable)  # as it will be read back
         self._metrics.states.show_conditions(key, after.conditions)
         if "status" in body and not should_write(before, after, self._written.get(key), self._now()):
-            return REFRESH.total_seconds() if before != after else None
+            return REFRESH.total_seconds() if differ(before, after) else None
         await self._apply_status(key, resource, body, storable)
         return None
 

@@ -53,7 +53,12 @@ def should_write(before: Status, after: Status, written_at: datetime | None, now
     """
     if _lasting(before) != _lasting(after):
         return True
-    return _own(before) != _own(after) and (written_at is None or now - written_at >= REFRESH)
+    return differ(before, after) and (written_at is None or now - written_at >= REFRESH)
+
+
+def differ(before: Status, after: Status) -> bool:
+    """Whether the operator's own part of the status has changed."""
+    return _own(before) != _own(after)
 
 
 def transition_events(before: Sequence[Condition], after: Sequence[Condition]) -> tuple[Event, ...]:

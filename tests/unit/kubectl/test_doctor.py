@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from pdpool_kubectl.quantity import amount
 from pdpool_operator.api import names
-from pdpool_operator.runtime.resources import CONFIG_MAPS, DECODE_POOLS, LEASES, PODS
+from pdpool_operator.runtime.resources import CONFIG_MAPS, DECODE_POOLS, LEASES, NODES, PODS
 
-from tests.fake_api import NODES, Call, FakeApi
+from tests.fake_api import Call, FakeApi
 
 from .conftest import Kubectl, put_well
 
@@ -72,8 +71,8 @@ def no_operator(api: FakeApi) -> None:
     api.remove(PODS, SYSTEM, "operator-1")
 
 
-def no_image(api: FakeApi) -> None:
-    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}
+def no_image(api: FakeApi, reason: str = "ImagePullBackOff") -> None:
+    waiting = {"waiting": {"reason": reason, "message": "not found"}}
     api.put(PODS, "llm", "chat-decode-0-0", pod({names.LABEL_MANAGED_BY: names.MANAGED_BY}, state=waiting))
 
 
@@ -103,6 +102,7 @@ def no_metrics(api: FakeApi) -> None:
         (no_metrics, "metrics", "refused by policy", "kubectl port-forward"),
         (lambda api: api.remove(CONFIG_MAPS, SYSTEM, "pdpool-rules"), "rules", "no alert rules", "helm upgrade pdpool"),
         (no_image, "images", "chat-decode-0-0: ImagePullBackOff not found", "kubectl describe pod chat-decode-0-0"),
+        (lambda api: no_image(api, "RegistryUnavailable"), "images", "RegistryUnavailable", "kubectl describe pod"),
         (lambda api: put_rdma(api, "3"), "rdma", "no node of 1 has 4 of rdma/ib", "kubectl get nodes"),
     ],
 )
@@ -117,13 +117,20 @@ async def test_missing_precondition_fails_with_its_command(
     assert mend in failed[name]["mend"]
 
 
+@pytest.mark.parametrize("devices", ["4", "1k", "2Ki"])
+async def test_enough_devices_pass(installed: FakeApi, kubectl: Kubectl, devices: str) -> None:
+    put_rdma(installed, devices)
+    assert (await kubectl("doctor")).exit_code == 0
+
+
+@pytest.mark.parametrize("devices", ["", "x", "500m"])
+async def test_no_whole_number_of_devices_is_none(installed: FakeApi, kubectl: Kubectl, devices: str) -> None:
+    put_rdma(installed, devices)
+    assert "no node of 1 has 4 of rdma/ib" in (await kubectl("doctor")).stdout
+
+
 async def test_text_lists_commands_below_the_table(installed: FakeApi, kubectl: Kubectl) -> None:
     put_rdma(installed, "3")
     *_, head, mend = (await kubectl("doctor")).stdout.splitlines()
     assert head == "mend:"
     assert mend.startswith("  kubectl get nodes -o custom-columns=")
-
-
-@pytest.mark.parametrize(("quantity", "number"), [("63", 63), ("1k", 1000), ("2Ki", 2048), ("", 0), ("x", 0)])
-def test_quantity_becomes_a_number_of_devices(quantity: str, number: int) -> None:
-    assert amount(quantity) == number

@@ -44,6 +44,9 @@ class World:
         async def service(_: Any) -> Any:
             return SimpleNamespace(routers=())
 
+        async def no_fleet(_: Any) -> None:
+            return None
+
         async def carry_out(*_: Any) -> tuple[Outcome, ApiError | None]:
             return Outcome(), failure
 
@@ -66,6 +69,7 @@ class World:
             now=lambda: None,
             rng=SimpleNamespace(uniform=lambda *_: 1.0),
             _watch_routers=lambda *_: None,
+            _forget_fleet=no_fleet,
             _marked=lambda observed: observed,
             _carry_out=carry_out,
             _lacks_first_verdicts=lambda *_: True,

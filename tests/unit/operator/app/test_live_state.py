@@ -52,6 +52,10 @@ async def no_repair(*_: Any) -> RepairPlan:
     return RepairPlan()
 
 
+async def no_fleet(*_: Any) -> None:
+    return None
+
+
 @pytest.fixture
 def controller(monkeypatch: pytest.MonkeyPatch) -> Any:
     async def carry_out(*_: Any) -> None:
@@ -64,6 +68,7 @@ def controller(monkeypatch: pytest.MonkeyPatch) -> Any:
         engine_settings=lambda _: SETTINGS,
         router_key=lambda *_: "key",
         _watch_routers=lambda *_: None,
+        _forget_fleet=no_fleet,
         _marked=lambda observed: observed,
         _forget=lambda _: None,
         now=lambda: None,
@@ -112,7 +117,7 @@ async def test_live_state_that_needs_no_step_takes_none(controller, monkeypatch,
     async def forgotten(*_: Any) -> Result:
         return Result()
 
-    controller._absent_pool = controller._forget_fleet = forgotten
+    controller._absent_pool = forgotten
     controller.bindings.drop = lambda _: None
     live: Any = Seen(BODIES[kind], is_live=True)
     live.stored = None  # deleted meanwhile

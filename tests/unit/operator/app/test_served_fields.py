@@ -135,14 +135,28 @@ async def test_unreadable_description_keeps_what_was_known():
     assert "queues" not in fields.storable(KIND, STATUS)
 
 
+def make_reporter(api: Any, fields: Any) -> Reporter:
+    counter = SimpleNamespace(labels=lambda *_: SimpleNamespace(inc=lambda: None))
+    metrics = SimpleNamespace(states=SimpleNamespace(show_conditions=lambda *_: None), status_writes=counter)
+    return Reporter(api, fields, cast("Any", None), cast("Any", metrics), lambda: NOW)
+
+
+async def test_condition_of_another_writer_asks_for_no_write():
+    fields, _, api = await checked()
+    theirs = {"type": "example.com/Audited", "status": "True", "reason": "Done", "lastTransitionTime": NOW.isoformat()}
+    before = PoolStatus.model_validate(STATUS | {"conditions": [CONDITION, theirs]})
+    after = PoolStatus.model_validate(STATUS)
+    reporter = make_reporter(api, fields)
+    assert await reporter.write_status(Key(KIND, "llm", "chat"), PREFILL_POOLS, {"status": {}}, before, after) is None
+    assert api.written == []
+
+
 async def test_change_of_a_missing_field_alone_writes_nothing():
     fields, _, api = await checked("status.queues")
     body = {"status": fields.storable(KIND, STATUS)}
     before = PoolStatus.model_validate(body["status"])
     after = PoolStatus.model_validate(STATUS | {"queues": "Stuck"})
-    counter = SimpleNamespace(labels=lambda *_: SimpleNamespace(inc=lambda: None))
-    metrics = SimpleNamespace(states=SimpleNamespace(show_conditions=lambda *_: None), status_writes=counter)
-    reporter = Reporter(cast("Any", api), fields, cast("Any", None), cast("Any", metrics), lambda: NOW)
+    reporter = make_reporter(api, fields)
     key = Key(KIND, "llm", "chat")
     assert await reporter.write_status(key, PREFILL_POOLS, body, before, after) is None
     assert api.written == []
