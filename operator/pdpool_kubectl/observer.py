@@ -17,7 +17,7 @@ from pdpool_operator.observe import parse
 from pdpool_operator.observe.fleet_sides import bindings_of, fleet_side
 from pdpool_operator.observe.keys import FLEET_PREFIX, Bindings, Key
 from pdpool_operator.observe.model import ObservedPool
-from pdpool_operator.observe.sampler import Target, pool_targets
+from pdpool_operator.observe.targets import Target, pool_targets
 
 from .recording import Look
 

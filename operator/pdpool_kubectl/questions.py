@@ -13,7 +13,8 @@ from pdpool_operator.engines import engine_of
 from pdpool_operator.engines.answers import MAX_RANKS
 from pdpool_operator.observe.engine_metrics import METRICS_BYTES, Sieve
 from pdpool_operator.observe.http import ByteBudget, Unanswered
-from pdpool_operator.observe.sampler import ANSWER_BYTES, LOOK_BYTES, Target
+from pdpool_operator.observe.pod_reader import ANSWER_BYTES, LOOK_BYTES
+from pdpool_operator.observe.targets import Target
 from pdpool_operator.runtime.api import Api
 from pdpool_operator.runtime.api_errors import ApiError
 from pdpool_operator.runtime.resources import PODS, Object

@@ -9,9 +9,10 @@ from pdpool_operator.engines import engine_of
 from pdpool_operator.observe.connector_state import parse_state
 from pdpool_operator.observe.engine_metrics import MetricsReading, parse_metrics
 from pdpool_operator.observe.http import Unanswered
+from pdpool_operator.observe.pod_reader import parse_loads
 from pdpool_operator.observe.rank_samples import EngineAnswer, connector_samples, native_samples
-from pdpool_operator.observe.sampler import Target, parse_loads
 from pdpool_operator.observe.samples import EngineSample, RankSample
+from pdpool_operator.observe.targets import Target
 
 from .recording import Answers, Look
 

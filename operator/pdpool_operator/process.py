@@ -29,9 +29,10 @@ from .observe.http import session
 from .observe.keys import Bindings, Key, keys_of
 from .observe.lives import Lives
 from .observe.pod_nodes import PodNodes
+from .observe.pod_reader import CONCURRENCY, PodReader
 from .observe.router_outcomes import RouterOutcomes
 from .observe.routers import RouterClient
-from .observe.sampler import CONCURRENCY, Look, Sampler
+from .observe.sampler import Sampler
 from .runtime import health, logs
 from .runtime.api import Api
 from .runtime.api_transport import connect
@@ -110,13 +111,8 @@ class Operator:
             on_deleted=self.store.drop,
         )
         reads = CachedReads(self.api, self.store, self.feeds.age_s, app.WHOLE, f"{names.GROUP}/")
-        self.sampler = Sampler(
-            clients.pods,
-            clock=time.monotonic,
-            now=now,
-            on_samples=self.judge.on_samples,
-            on_look=self._count_look,
-        )
+        reader = PodReader(clients.pods, now=now, on_answer=self._count_answer)
+        self.sampler = Sampler(reader, clock=time.monotonic, on_samples=self.judge.on_samples)
         self.router_outcomes = RouterOutcomes(
             clients.pods, now=now, on_sample=self.judge.on_router, on_reach=self.queue.add
         )
@@ -271,8 +267,8 @@ class Operator:
     def _count_fence(self, outcome: str) -> None:
         self.metrics.fences.labels(outcome).inc()
 
-    def _count_look(self, look: Look) -> None:
-        self.metrics.samples.labels(str(look.role), look.source, look.outcome).inc()
+    def _count_answer(self, role: names.Role, source: str, outcome: str) -> None:
+        self.metrics.samples.labels(str(role), source, outcome).inc()
 
 
 class Clients:

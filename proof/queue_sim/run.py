@@ -14,8 +14,9 @@ from pdpool_operator.observe.keys import POOL_KIND_OF_ROLE, Bindings, Key
 from pdpool_operator.observe.model import ObservedPool
 from pdpool_operator.observe.router_outcomes import INTERVAL_S as ROUTER_EVERY_S
 from pdpool_operator.observe.router_outcomes import RouterSample
-from pdpool_operator.observe.sampler import INTERVAL_S, JITTER, Target
+from pdpool_operator.observe.sampler import INTERVAL_S, JITTER
 from pdpool_operator.observe.samples import Tally
+from pdpool_operator.observe.targets import Target
 from pdpool_operator.plan.rotation import receiving
 
 from proof.queue_sim import observe

@@ -9,8 +9,9 @@ import aiohttp
 import pytest
 from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT, Role
 from pdpool_operator.observe.http import session
-from pdpool_operator.observe.sampler import Sampler, Target
+from pdpool_operator.observe.pod_reader import PodReader
 from pdpool_operator.observe.samples import RankSample
+from pdpool_operator.observe.targets import Target
 from pdpool_operator.plan.model import ContainerEnded, Fence, NodeOff, Purge
 from pdpool_operator.runtime import engines
 from pdpool_operator.runtime.engines import Engines
@@ -47,8 +48,8 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def look(http: aiohttp.ClientSession, timeout_s: float = 60.0) -> list[RankSample]:
-    sampler = Sampler(http, clock=lambda: 0.0, now=lambda: datetime.now(UTC), timeout_s=timeout_s)
-    return await sampler.sample(Target("llm", "chat", Role.DECODE, 0, "pod-1", IP))
+    reader = PodReader(http, now=lambda: datetime.now(UTC), timeout_s=timeout_s)
+    return await reader.sample(Target("llm", "chat", Role.DECODE, 0, "pod-1", IP))
 
 
 @pytest.mark.usefixtures("engine")
@@ -79,9 +80,9 @@ async def test_connector_answers_while_reports_of_its_engine_hang(http: aiohttp.
 
 @pytest.mark.usefixtures("engine")
 async def test_engine_is_read_without_its_connectors_endpoint(http: aiohttp.ClientSession) -> None:
-    sampler = Sampler(http, clock=lambda: 0.0, now=lambda: datetime.now(UTC), timeout_s=60.0)
+    reader = PodReader(http, now=lambda: datetime.now(UTC), timeout_s=60.0)
     stock = Target("llm", "service/x", Role.DECODE, 0, "pod-1", IP, has_connector=False, asks_metrics=True)
-    (sample,) = await sampler.sample(stock)
+    (sample,) = await reader.sample(stock)
     assert (sample.engine_error, sample.metrics_error) == ("", "")
     assert sample.queues is not None
     assert {name: queue.reqs for name, queue in sample.queues.items()}["decode_prealloc"] == 0

@@ -52,7 +52,7 @@ class Fencer:
 
     def look(self, pools: Mapping[Key, ObservedPool]) -> list[Key]:
         """Decide again; return the pools that need a fence sent or a new status."""
-        looks = self._sampler.looks()
+        looks = self._sampler.samples()
         self._pools = {key: self._decide(key, pool, looks) for key, pool in pools.items()}
         self._forget(looks)
         return [
@@ -66,7 +66,7 @@ class Fencer:
         """
         mine = self._pools.get(key)
         if mine is None or mine.uid != pool.pool.metadata.uid:
-            mine = self._pools[key] = self._decide(key, pool, self._sampler.looks())
+            mine = self._pools[key] = self._decide(key, pool, self._sampler.samples())
         mine.shown = mine.lasting
         return Fencing(tuple(filter(self.due, mine.fences)), mine.lasting)
 

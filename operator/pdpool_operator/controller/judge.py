@@ -24,8 +24,8 @@ from ..diagnose.transport import with_transports
 from ..observe.keys import POOL_KIND_OF_ROLE, Bindings, Key
 from ..observe.model import ObservedPool
 from ..observe.router_outcomes import RouterSample
-from ..observe.sampler import Target
 from ..observe.samples import RankSample
+from ..observe.targets import Target
 from ..plan.rotation import receiving
 from ..runtime.metrics import DemandReading, HoldReading, QueueReading
 from ..status.transition import REFRESH

@@ -64,7 +64,7 @@ class NodeFences:
             followed = self._followed[key] = _Followed(operation.metadata.uid, self._now())
         facts = FenceFacts(
             holders=await self._holders(key.namespace),
-            looks=self._sampler.looks(),
+            looks=self._sampler.samples(),
             node_of=self._nodes.of,
             followed_since=followed.since,
             refused=followed.refused,

@@ -41,8 +41,9 @@ from .pool_services import services_of, with_settings
 from .reads import Reads, listed
 from .router_lists import RouterLists, with_routers
 from .routers import RouterClient
-from .sampler import Sampler, pool_targets
+from .sampler import Sampler
 from .stateful_sets import pods_by_owner, pool_stateful_sets
+from .targets import pool_targets
 
 
 class Cluster:

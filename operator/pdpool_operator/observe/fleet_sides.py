@@ -17,8 +17,8 @@ from ..api.services import DisaggregatedService, PoolBinding
 from . import parse
 from .keys import FLEET_PREFIX
 from .model import ObservedInstance, ObservedPod, ObservedPool
-from .sampler import Target
 from .samples import RankSample
+from .targets import Target
 
 Object = Mapping[str, Any]
 

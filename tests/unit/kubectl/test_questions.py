@@ -11,8 +11,8 @@ from pdpool_kubectl.recorded_samples import RecordedSamples
 from pdpool_kubectl.recording import Answers, Look
 from pdpool_operator.api.engine import EngineType
 from pdpool_operator.api.names import Role
-from pdpool_operator.observe.sampler import Target
 from pdpool_operator.observe.samples import RankSample
+from pdpool_operator.observe.targets import Target
 from pdpool_operator.runtime.api import Api
 
 from tests.fake_api import Call, FakeApi

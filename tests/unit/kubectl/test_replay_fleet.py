@@ -20,7 +20,8 @@ from pdpool_operator.controller.judge import Judge
 from pdpool_operator.observe.fleets import FleetReads
 from pdpool_operator.observe.http import session
 from pdpool_operator.observe.keys import Bindings, Key
-from pdpool_operator.observe.sampler import ANSWER_BYTES, Sampler
+from pdpool_operator.observe.pod_reader import ANSWER_BYTES, PodReader
+from pdpool_operator.observe.sampler import Sampler
 from pdpool_operator.runtime.api import Api
 from pdpool_operator.runtime.resources import PODS, SERVICES_PD
 
@@ -110,7 +111,8 @@ class Fleet:
         """Return what the operator finds at so many looks, 3 s apart."""
         clock, bindings = [T0], Bindings()
         judge = Judge(bindings, lambda: clock[-1], lambda _: None)
-        sampler = Sampler(self.http, clock=asyncio.get_running_loop().time, now=lambda: clock[-1])
+        reader = PodReader(self.http, now=lambda: clock[-1])
+        sampler = Sampler(reader, clock=asyncio.get_running_loop().time)
         reads, changes = FleetReads(self.client, sampler), dict[str, Change]()
         service = DisaggregatedService.parse(self.api.objects[SERVICES_PD]["llm", "watched"])
         bindings.bind(Key(service.kind, "llm", "watched"), "service/watched", "service/watched")
@@ -121,10 +123,10 @@ class Fleet:
             sides = {Key(s.pool.kind, "llm", "service/watched"): s for s in (await reads.observe(service)).sides}
             for key, side in sides.items():
                 judge.observed(key, side)
-            for uid in sampler.looks():
+            for uid in sampler.samples():
                 target = sampler.target(uid)
                 assert target is not None
-                judge.on_samples(target, await sampler.sample(target))
+                judge.on_samples(target, await reader.sample(target))
             judge.tick()
             for one in (one for key in sides for one in judge.judge(key)):
                 change = Change(3.0 * number, one.subject.name, str(one.verdict), one.message)

@@ -45,7 +45,7 @@ class Samples:
     def __init__(self, uid: str) -> None:
         self.uid, self.held, self.asked = uid, {0}, 0
 
-    def looks(self):
+    def samples(self):
         self.asked += 1
         return {self.uid: {rank: self.look(rank) for rank in (0, 1)}}
 

@@ -15,8 +15,8 @@ from pdpool_operator.diagnose.standing import Phase, Standing
 from pdpool_operator.observe.keys import Bindings, Key
 from pdpool_operator.observe.model import ObservedInstance, ObservedPod, ObservedPool
 from pdpool_operator.observe.router_outcomes import RouterSample
-from pdpool_operator.observe.sampler import Target
 from pdpool_operator.observe.samples import ConnectorSample, EngineSample, PeerSample, QueueSample, RankSample, Tally
+from pdpool_operator.observe.targets import Target
 from pdpool_operator.runtime.steady_clock import SteadyClock
 from pdpool_operator.status.transition import REFRESH
 

@@ -5,8 +5,8 @@ from datetime import timedelta
 from pdpool_operator.api.names import Role
 from pdpool_operator.controller.judge import Judge
 from pdpool_operator.observe.keys import Bindings, Key
-from pdpool_operator.observe.sampler import Target
 from pdpool_operator.observe.samples import ConnectorSample, QueueSample, RankSample
+from pdpool_operator.observe.targets import Target
 from pdpool_operator.plan.rotation import receiving
 
 from tests.unit.operator.plan.makers import T0, make_instance, make_observed, make_pod, make_pool

@@ -97,7 +97,7 @@ class World:
             if one["metadata"]["namespace"] == namespace:
                 yield one
 
-    def looks(self) -> Mapping[str, Mapping[int, RankSample]]:
+    def samples(self) -> Mapping[str, Mapping[int, RankSample]]:
         """The sampler samples the engines of all namespaces."""
         return {uid: {0: self.look(uid, held)} for uid, held in self.held.items()}
 

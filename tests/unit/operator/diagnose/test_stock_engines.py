@@ -14,7 +14,7 @@ from pdpool_operator.engines import EngineType
 from pdpool_operator.engines.metric_names import SGLANG
 from pdpool_operator.observe.engine_metrics import Sieve, joined, parse_metrics
 from pdpool_operator.observe.http import Unanswered
-from pdpool_operator.observe.sampler import parse_loads
+from pdpool_operator.observe.pod_reader import parse_loads
 from pdpool_operator.observe.samples import RankSample
 
 from tests.stock_sglang import Stock

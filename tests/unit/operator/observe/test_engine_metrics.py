@@ -11,12 +11,12 @@ from pdpool_operator.api.names import ENGINE_HTTP_PORT, Role
 from pdpool_operator.engines.metric_names import SGLANG
 from pdpool_operator.observe.engine_metrics import KEPT_BYTES, LINE_BYTES, METRICS_BYTES, Sieve, joined, parse_metrics
 from pdpool_operator.observe.http import CHUNK, Unanswered
-from pdpool_operator.observe.sampler import Look, Target
 from pdpool_operator.observe.samples import Counters, EngineSample
+from pdpool_operator.observe.targets import Target
 
 from tests.serving import pod_address
 from tests.stock_sglang import Stock, StockServer
-from tests.unit.operator.observe.test_sampler import http, sampler  # noqa: F401 - a fixture
+from tests.unit.operator.observe.test_sampler import http, reader  # noqa: F401 - a fixture
 
 LABELS = 'engine_type="decode",model_name="m",moe_ep_rank="0",pp_rank="{pp}",tp_rank="{tp}"'
 
@@ -164,31 +164,31 @@ async def pod() -> Iterator[tuple[StockServer, Target]]:
 
 class TestSampling:
     async def test_both_reports_of_a_stock_engine_are_read(self, http, pod):  # noqa: F811
-        asked: list[Look] = []
-        (sample,) = await sampler(http, on_look=asked.append).sample(pod[1])
+        answers = set()
+        (sample,) = await reader(http, on_answer=lambda _, *answer: answers.add(answer)).sample(pod[1])
         assert (sample.queues["decode_transfer"].reqs, sample.queues["decode_transfer"].moved_total) == (2, 205)
         assert (sample.engine.lag_s, sample.engine_error, sample.metrics_error) == (0.0, "", "")
-        assert {(look.source, look.outcome) for look in asked} == {("engine", "ok"), ("metrics", "ok")}
+        assert answers == {("engine", "ok"), ("metrics", "ok")}
 
     async def test_metrics_that_are_off_are_named(self, http, pod):  # noqa: F811
         pod[0].missing = ("/metrics",)
-        (sample,) = await sampler(http).sample(pod[1])
+        (sample,) = await reader(http).sample(pod[1])
         assert (sample.queues["decode_transfer"].reqs, sample.queues["decode_transfer"].moved_total) == (2, None)
         assert (sample.engine_error, sample.metrics_error) == ("", "http 404")
 
     async def test_metrics_stand_in_for_a_missing_report(self, http, pod):  # noqa: F811
         pod[0].missing = ("/v1/loads",)
-        (sample,) = await sampler(http).sample(pod[1])
+        (sample,) = await reader(http).sample(pod[1])
         assert (sample.engine.running, sample.queues["decode_transfer"].reqs, sample.engine.lag_s) == (1, 2, 30.0)
         assert sample.engine_error == ""
 
     async def test_engine_with_neither_is_unknown_with_both_reasons(self, http, pod):  # noqa: F811
         pod[0].missing = ("/v1/loads", "/metrics")
-        (sample,) = await sampler(http).sample(pod[1])
+        (sample,) = await reader(http).sample(pod[1])
         assert (sample.engine, sample.engine_error, sample.metrics_error) == (None, "http 404", "http 404")
 
     async def test_answer_beyond_the_limit_is_refused(self, http, pod):  # noqa: F811
         text = "# a comment\n" * (METRICS_BYTES // 12 + 1)
         pod[0].stock.metrics = lambda: text  # type: ignore[method-assign]
-        (sample,) = await sampler(http).sample(pod[1])
+        (sample,) = await reader(http).sample(pod[1])
         assert sample.metrics_error == f"invalid: more than {METRICS_BYTES} bytes"

@@ -14,8 +14,8 @@ from pdpool_operator.diagnose.model import Diagnosis, Verdict
 from pdpool_operator.diagnose.pools import diagnose, subjects
 from pdpool_operator.observe.fleets import FleetReads
 from pdpool_operator.observe.model import ObservedFleet
-from pdpool_operator.observe.sampler import Target
 from pdpool_operator.observe.samples import EngineSample, RankSample
+from pdpool_operator.observe.targets import Target
 from pdpool_operator.status.fleet import fleet_status
 
 from tests.unit.operator.plan.makers import follow_all

@@ -1,7 +1,6 @@
 """A stock engine whose `/v1/loads` or `/metrics` accepts requests and never answers, or keeps old numbers."""
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
 from functools import partial
@@ -14,8 +13,10 @@ from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
 from pdpool_operator.diagnose.pools import diagnose
 from pdpool_operator.diagnose.track import RankTrack, follow
 from pdpool_operator.observe.http import session
-from pdpool_operator.observe.sampler import Sampler, Target
+from pdpool_operator.observe.pod_reader import PodReader
+from pdpool_operator.observe.sampler import Sampler
 from pdpool_operator.observe.samples import RankSample
+from pdpool_operator.observe.targets import Target
 
 from tests.serving import pod_address
 from tests.stock_sglang import Stock, StockServer
@@ -37,9 +38,7 @@ class Pair:
         self.ips = {role: pod_address() for role in QUEUE}
         self.tracks: dict[str, RankTrack] = {}
         self.now: datetime = T0
-        self.sampler = Sampler(
-            http, clock=asyncio.get_running_loop().time, now=lambda: self.now, timeout_s=TIMEOUT_S, rng=random.Random(0)
-        )
+        self.reader = PodReader(http, now=lambda: self.now, timeout_s=TIMEOUT_S)
 
     async def start(self) -> "Pair":
         for role, ip in self.ips.items():
@@ -62,7 +61,7 @@ class Pair:
     async def look(self) -> dict[str, Diagnosis]:
         """Sample both, `EVERY_S` after the last time, and judge them."""
         self.now += seconds(EVERY_S)
-        samples = await asyncio.gather(*(self.sampler.sample(self.target(role)) for role in QUEUE))
+        samples = await asyncio.gather(*(self.reader.sample(self.target(role)) for role in QUEUE))
         for role, ranks in zip(QUEUE, samples, strict=True):
             for sample in ranks:
                 self.tracks[role] = follow(self.tracks.get(role), sample)
@@ -164,7 +163,8 @@ async def test_engine_that_hangs_does_not_delay_samples_of_others(pair: Pair):
     pair.servers["decode"].hanging = ("/v1/loads", "/metrics")
     async with session(8) as http:
         clock = asyncio.get_running_loop().time
-        sampler = Sampler(http, clock=clock, now=lambda: T0, on_samples=on_samples, interval_s=0.01, timeout_s=60)
+        reader = PodReader(http, now=lambda: T0, timeout_s=60)
+        sampler = Sampler(reader, clock=clock, on_samples=on_samples, interval_s=0.01)
         tasks = [asyncio.create_task(sampler.run())]
         tasks += [
             asyncio.create_task(sampler.watch("llm", "service/x", Role(role), [pair.target(role)])) for role in QUEUE

@@ -14,13 +14,8 @@ from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT, Role
 from pdpool_operator.engines.answers import MAX_HOLDS, MAX_RANKS
 from pdpool_operator.observe.connector_state import parse_state
 from pdpool_operator.observe.http import Unanswered, session
-from pdpool_operator.observe.sampler import (
-    ANSWER_BYTES,
-    LOOK_BYTES,
-    Sampler,
-    Target,
-    parse_loads,
-)
+from pdpool_operator.observe.pod_reader import ANSWER_BYTES, LOOK_BYTES, PodReader, parse_loads
+from pdpool_operator.observe.targets import Target
 
 from tests.serving import pod_address
 
@@ -116,8 +111,8 @@ async def test_one_look_at_a_hostile_pod_keeps_few_bytes():
     async with AsyncExitStack() as stack:
         await pod.serve(stack)
         http = await stack.enter_async_context(session(64))
-        sampler = Sampler(http, clock=lambda: 0.0, now=lambda: NOW, timeout_s=10.0)
-        samples = await sampler.sample(Target("llm", "chat", Role.PREFILL, 0, "pod-1", pod.ip))
+        reader = PodReader(http, now=lambda: NOW, timeout_s=10.0)
+        samples = await reader.sample(Target("llm", "chat", Role.PREFILL, 0, "pod-1", pod.ip))
     read = [sample for sample in samples if sample.connector is not None]
     refused = {sample.connector_error for sample in samples if sample.connector is None}
     assert 0 < len(read) <= LOOK_BYTES // len(pod.body)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import random
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -17,15 +18,10 @@ from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT, Role
 from pdpool_operator.engines.answers import MAX_RANKS
 from pdpool_operator.observe.connector_state import NOT_OURS, parse_state
 from pdpool_operator.observe.http import Unanswered, session
-from pdpool_operator.observe.sampler import (
-    ANSWER_BYTES,
-    Look,
-    Sampler,
-    Target,
-    parse_loads,
-    pool_targets,
-)
+from pdpool_operator.observe.pod_reader import ANSWER_BYTES, PodReader, parse_loads
+from pdpool_operator.observe.sampler import Sampler
 from pdpool_operator.observe.samples import HoldSample, RankSample, Tally
+from pdpool_operator.observe.targets import Target, pool_targets
 
 from tests.serving import pod_address
 from tests.unit.operator.plan.makers import make_instance, make_pod, make_pool
@@ -152,10 +148,15 @@ def sampler(http, **options) -> Recording:
     def on_samples(target: Target, samples) -> None:
         seen.setdefault(target.pod_uid, []).extend(samples)
 
-    given = {"timeout_s": 30.0, "clock": loop.time} | options
-    one = Recording(http, now=lambda: NOW, rng=random.Random(0), on_samples=on_samples, **given)
+    asked = {name: options.pop(name) for name in ("timeout_s", "concurrency") if name in options}
+    given = {"clock": loop.time} | options
+    one = Recording(reader(http, **asked), rng=random.Random(0), on_samples=on_samples, **given)
     one.seen = seen
     return one
+
+
+def reader(http, **options) -> PodReader:
+    return PodReader(http, now=lambda: NOW, **{"timeout_s": 30.0} | options)
 
 
 @pytest.mark.parametrize(
@@ -168,14 +169,14 @@ def sampler(http, **options) -> Recording:
 async def test_state_without_beat_is_read(http, serve, state):
     pod = await serve(Pod())
     pod.state, pod.loads = state, LOADS
-    (sample,) = await sampler(http).sample(target(pod))
+    (sample,) = await reader(http).sample(target(pod))
     assert (sample.connector.beat_age_s, sample.connector_error) == (None, "")
 
 
 async def test_both_sources_are_taken_in(http, serve):
     pod = await serve(Pod())
     pod.state, pod.loads = STATE, LOADS
-    (sample,) = await sampler(http).sample(target(pod))
+    (sample,) = await reader(http).sample(target(pod))
     assert sample.connector.queues["prefill_bootstrap"].reqs == 3
     assert sample.connector.queues["prefill_bootstrap"].oldest_s == 40.5
     assert sample.connector.queues["prefill_bootstrap"].moved_total == 17
@@ -194,19 +195,19 @@ async def test_both_sources_are_taken_in(http, serve):
 
 
 async def test_nothing_that_listens_is_unknown_with_the_reason_and_not_zero(http):
-    looks: list[Look] = []
-    (sample,) = await sampler(http, on_look=looks.append).sample(target(Pod()))
+    answers = set()
+    (sample,) = await reader(http, on_answer=lambda _, *answer: answers.add(answer)).sample(target(Pod()))
     assert sample.connector is None
     assert sample.engine is None
     assert sample.connector_error == sample.engine_error == "refused"
-    assert {(look.source, look.outcome) for look in looks} == {("connector", "refused"), ("engine", "refused")}
+    assert answers == {("connector", "refused"), ("engine", "refused")}
 
 
 async def test_a_frozen_scheduler_leaves_the_connectors_answer(http, serve):
     pod = await serve(Pod())
     pod.state = STATE
     pod.loads = lambda: web.Response(status=503)
-    (sample,) = await sampler(http).sample(target(pod))
+    (sample,) = await reader(http).sample(target(pod))
     assert sample.connector is not None
     assert sample.engine is None
     assert sample.engine_error == "http 503"
@@ -217,7 +218,7 @@ async def test_an_answer_that_does_not_come_is_unknown_within_the_deadline(http,
     pod.hold.clear()
     loop = asyncio.get_running_loop()
     started = loop.time()
-    (sample,) = await sampler(http, timeout_s=0.2).sample(target(pod))
+    (sample,) = await reader(http, timeout_s=0.2).sample(target(pod))
     assert sample.connector_error == sample.engine_error == "timeout"
     assert loop.time() - started < 10
 
@@ -235,7 +236,7 @@ async def test_an_answer_that_drips_is_unknown_within_the_deadline(http, serve):
     pod = Pod()
     pod.admin = drip
     await serve(pod, engine=False)
-    (sample,) = await sampler(http, timeout_s=0.3).sample(target(pod))
+    (sample,) = await reader(http, timeout_s=0.3).sample(target(pod))
     assert sample.connector_error == "timeout"
 
 
@@ -268,7 +269,7 @@ async def test_an_answer_that_drips_is_unknown_within_the_deadline(http, serve):
 async def test_garbage_is_unknown(http, serve, answer, reason):
     pod = await serve(Pod(), engine=False)
     pod.state = answer
-    (sample,) = await sampler(http).sample(target(pod))
+    (sample,) = await reader(http).sample(target(pod))
     if reason is None:
         assert sample.connector is not None
     else:
@@ -287,7 +288,7 @@ async def test_every_rank_is_asked_at_its_own_port_as_soon_as_one_says_how_many_
     assert [samples[rank].connector_error for rank in (0, 1, 2)] == ["", "", "refused"]
     assert samples[1].connector.holds == 7
     pod.state = lambda: web.Response(status=503)
-    again = await one.sample(target(pod))
+    again = await reader(http).sample(target(pod), known=samples)
     assert [sample.connector_error for sample in again] == ["http 503", "", "refused"], "the others are known"
 
 
@@ -295,22 +296,22 @@ async def test_lengths_that_are_none_are_left_out(http, serve):
     pod = await serve(Pod(), admin=False)
     odd = LOADS["loads"][0] | {"disaggregation": {"prefill_a_queue_reqs": 1 << 63, "prefill_b_queue_reqs": 2}}
     pod.loads = {"loads": [odd]}
-    (sample,) = await sampler(http).sample(target(pod))
+    (sample,) = await reader(http).sample(target(pod))
     assert sample.engine.queues == {"prefill_b": 2}
 
 
 async def test_ranks_that_share_a_scheduler_are_counted_at_the_first(http, serve):
     pod = await serve(Pod())
     pod.state, pod.loads = STATE | {"ranks": 2}, LOADS
-    first, second = await sampler(http).sample(target(pod))
+    first, second = await reader(http).sample(target(pod))
     assert (first.engine.running, first.engine_error) == (2, "")
     assert (second.engine, second.engine_error) == (None, "")
     pod.loads = {"loads": [LOADS["loads"][0] | {"dp_rank": 1}]}
-    first, second = await sampler(http).sample(target(pod))
+    first, second = await reader(http).sample(target(pod))
     assert (first.engine, first.engine_error) == (None, "invalid: rank not listed")
     assert second.engine.running == 2
     pod.loads = lambda: web.Response(status=503)
-    assert [sample.engine_error for sample in await sampler(http).sample(target(pod))] == ["http 503"] * 2
+    assert [sample.engine_error for sample in await reader(http).sample(target(pod))] == ["http 503"] * 2
 
 
 async def eventually(condition, timeout_s: float = 30.0) -> None:
@@ -344,7 +345,7 @@ async def test_a_pod_is_looked_at_again_and_again_and_forgotten_when_it_vanishes
     assert one.newest("u1")
     await one.watch("llm", "chat", Role.PREFILL, [])
     assert one.newest("u1") == {}
-    assert one.looks() == {}
+    assert one.samples() == {}
 
 
 async def test_a_pod_that_hangs_is_asked_once_at_a_time_and_does_not_hold_up_others(http, serve, running):
@@ -391,6 +392,25 @@ async def test_what_is_seen_of_a_pod_after_it_was_forgotten_is_dropped(http, ser
     await asyncio.wait_for(watching, 30)
     assert one.seen == {}
     assert one.newest("u1") == {}
+
+
+async def test_pod_whose_target_changed_is_known_only_after_a_look_as_the_new_one(http, serve):
+    pod = await serve(Pod())
+    pod.state, pod.loads = STATE, LOADS
+    pod.hold.clear()
+    one, stock = sampler(http), replace(target(pod), engine=EngineType.SGLANG, has_connector=False)
+    before = asyncio.create_task(one.watch("llm", "chat", Role.PREFILL, [target(pod)]))
+    await eventually(lambda: pod.asked == 2)
+    pod.hold, held = asyncio.Event(), pod.hold
+    both = [asyncio.create_task(one.watch("llm", "chat", Role.PREFILL, [stock])) for _ in range(2)]
+    await eventually(lambda: pod.asked == 3)
+    held.set()
+    await asyncio.wait_for(before, 30)
+    assert not any(task.done() for task in both)
+    pod.hold.set()
+    for task in both:
+        await asyncio.wait_for(task, 30)
+    assert [sample.has_connector for sample in one.seen["u1"]] == [False]
 
 
 async def test_a_new_pod_is_known_when_watch_returns_to_whoever_asked(http, serve):
@@ -475,13 +495,13 @@ def test_excluded_causes_are_of_clients_or_operators() -> None:
 async def test_without_connector_only_the_engine_is_asked(serve, http, ranks):
     pod = await serve(Pod(), admin=False)
     pod.loads = {"loads": [LOADS["loads"][0] | {"dp_rank": rank} for rank in range(ranks)]}
-    asked: list[Look] = []
+    asked = []
     stock = Target("llm", "chat", Role.PREFILL, 0, "u1", pod.ip, EngineType.SGLANG, has_connector=False)
-    looks = await sampler(http, on_look=asked.append).sample(stock)
+    looks = await reader(http, on_answer=lambda *answer: asked.append(answer)).sample(stock)
     assert [look.rank for look in looks] == list(range(ranks))
     assert all(not look.has_connector and look.connector is None and not look.engine_error for look in looks)
     assert [look.engine.queues["prefill_bootstrap"] for look in looks] == [3] * ranks
-    assert [look.source for look in asked] == ["engine"]
+    assert asked == [(Role.PREFILL, "engine", "ok")]
 
 
 def test_state_has_versions_and_transports():
