@@ -4,7 +4,7 @@
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -12,11 +12,12 @@ from typing import Any
 from pdpool_operator.api import names
 from pdpool_operator.api.base import SpecInvalid
 from pdpool_operator.api.pools import POOL_KINDS, Pool
-from pdpool_operator.api.services import DisaggregatedService
+from pdpool_operator.api.services import STUCK_AFTER_S, DisaggregatedService
 from pdpool_operator.observe import parse
 from pdpool_operator.observe.fleet_sides import bindings_of, fleet_side
 from pdpool_operator.observe.keys import FLEET_PREFIX, Bindings, Key
 from pdpool_operator.observe.model import ObservedPool
+from pdpool_operator.observe.stateful_sets import pods_by_owner
 from pdpool_operator.observe.targets import Target, pool_targets
 
 from .recording import Look
@@ -67,7 +68,9 @@ class Observer:
 
     def _stuck_after_s(self, pool: Pool, services: Sequence[DisaggregatedService]) -> float:
         bound = self.bindings.services(_key(pool))
-        return min((float(one.spec.stuck_after_seconds) for one in services if _key(one) in bound), default=30.0)
+        return min(
+            (float(one.spec.stuck_after_seconds) for one in services if _key(one) in bound), default=STUCK_AFTER_S
+        )
 
     def _side(self, service: DisaggregatedService, kind: type[Pool], look: Look) -> Observed:
         selected = {
@@ -105,7 +108,7 @@ def _pools(look: Look) -> Iterator[Pool]:
 
 def _pool(pool: Pool, look: Look, stuck_after_s: float) -> Observed:
     labels = names.pool_labels(pool.metadata.name, pool.role)
-    by_owner: dict[str, Mapping[str, Any]] = {parse.controller_uid(pod): pod for pod in look.pods}
+    by_owner = pods_by_owner(look.pods)
     now = datetime.fromisoformat(look.at)
     instances = [
         parse.observed_instance(int(index), sts, by_owner.get(sts["metadata"]["uid"]), labels, now)

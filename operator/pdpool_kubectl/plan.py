@@ -21,6 +21,7 @@ from pdpool_operator.build.settings import BuildSettings, PodDefaults
 from pdpool_operator.build.template import TemplateInvalid
 from pdpool_operator.observe import parse
 from pdpool_operator.observe.model import ObservedInstance
+from pdpool_operator.observe.stateful_sets import pods_by_owner
 from pdpool_operator.plan.drain import needs_drain, with_operations
 from pdpool_operator.plan.selection import AT_FAULT, Selection, Selector
 from pdpool_operator.runtime.api import Api
@@ -166,7 +167,7 @@ async def _instances(api: Api, pool: Pool, now: datetime) -> list[ObservedInstan
     selector = names.selector_string(names.pool_selector(meta.name, role))
     sets = [sts async for sts in api.list(STATEFUL_SETS, meta.namespace, selector)]
     pods = [pod async for pod in api.list(PODS, meta.namespace, selector)]
-    by_owner = {parse.controller_uid(pod): pod for pod in pods}
+    by_owner = pods_by_owner(pods)
     found = []
     for sts in sets:
         named = names.parse_instance(sts["metadata"]["name"])

@@ -5,15 +5,12 @@ from datetime import datetime
 
 from pdpool_operator.api import names
 from pdpool_operator.api.services import WatchedInstanceStatus
-from pdpool_operator.diagnose.model import Verdict
 from pdpool_operator.plan.selection import AT_FAULT
+from pdpool_operator.status.transition import WELL
 
 from .access import Access
 from .fleet import Fleet, PoolView, ServiceView, View, attention
 from .text import age, table
-
-WELL = frozenset(str(verdict) for verdict in Verdict if verdict.well)
-"""Verdicts that call for nothing."""
 
 
 def status_lines(fleet: Fleet, access: Access, now: datetime) -> Iterator[str]:

@@ -11,6 +11,9 @@ from .pools import MAX_INSTANCES
 from .router import RouterSpec
 from .rules import BINDING_RULES, FLEET_RULES, KEEPS_ITS_KIND, broken, rules_schema
 
+STUCK_AFTER_S = 30
+"""Default of `stuckAfterSeconds`."""
+
 LabelValue = Annotated[
     str,
     Field(
@@ -123,7 +126,7 @@ class DisaggregatedServiceSpec(Model):
         description="The router in front of both pools. A service with selectors runs none.",
     )
     stuck_after_seconds: int = Field(
-        default=30,
+        default=STUCK_AFTER_S,
         ge=5,
         le=3600,
         description=("Seconds after which a hand-off queue counts as stuck, if requests wait in it and nothing moves."),

@@ -34,7 +34,7 @@ def service_parts(observed: ObservedService, diagnoses: Iterable[Diagnosis]) -> 
     parts = {
         str(role): Serving(pool.pool.spec.replicas, len(serving(pool, diagnoses)))
         if pool is not None
-        else Serving(1, sum(pod.ready and not pod.terminating for pod in observed.orphans.get(role, ())))
+        else Serving(1, observed.serving_orphans(role))
         for role, pool in sides.items()
     }
     if router.enabled:

@@ -137,7 +137,7 @@ class _Pool:
 
 
 def _pods(pool: ObservedPool) -> list[ObservedPod]:
-    return [i.pod for i in pool.instances if i.pod is not None and i.belongs_to(pool.pool.metadata.uid)]
+    return [one.pod for one in pool.own if one.pod is not None]
 
 
 def _told(pool: ObservedPool) -> bool:

@@ -14,7 +14,7 @@ from ..diagnose.ejection import Ejection, eject, with_ejections
 from ..diagnose.evidence import is_current
 from ..diagnose.failing import advance
 from ..diagnose.model import Diagnosis, Subject
-from ..diagnose.outcomes import RouterTrack, count_router
+from ..diagnose.outcomes import OutcomeTrack, count_router
 from ..diagnose.pools import diagnose, subjects
 from ..diagnose.predecessor import ejections_in, standings_in
 from ..diagnose.reach import with_cuts
@@ -56,8 +56,8 @@ class Judge:
         self._pools: dict[Key, ObservedPool] = {}
         self._tracks: dict[Key, dict[str, dict[int, RankTrack]]] = {}
         """By pool, then by UID of the pod and rank."""
-        self._routers: dict[Key, dict[str, RouterTrack]] = {}
-        """By service, then by UID of the router's pod."""
+        self._routers: dict[Key, dict[str, Mapping[str, OutcomeTrack]]] = {}
+        """By service, then by UID of the router's pod, then by URL of the engine."""
         self._standings: dict[Key, dict[str, Standing]] = {}
         """By pool, then by UID of the pod."""
         self._ejections: dict[Key, dict[str, Ejection]] = {}
@@ -139,7 +139,7 @@ class Judge:
         pool = self._pools.get(key)
         if pool is None:
             return ()
-        subjects = {other: self._subjects(other) for other in (key, *self._partners(key))}
+        subjects = {other: self._subjects(other) for other in (key, *self._bindings.partners(key))}
         # A process may have gone since the last look, and its pod with what was known of it.
         self._departures |= self._followed(subjects)
         return with_ejections(self._diagnose(key, pool, subjects), self._ejections.get(key, {}))
@@ -156,7 +156,7 @@ class Judge:
             departures=self._departures_of_partners(key),
         )
         fitted = with_transports(diagnoses, others, pool.pool.spec.rdma)
-        out = {uid for one in (key, *self._partners(key)) for uid in self._out(one)}
+        out = {uid for one in (key, *self._bindings.partners(key)) for uid in self._out(one)}
         return with_cuts(fitted, others, out, self._now())
 
     def _out(self, key: Key) -> Iterator[str]:
@@ -292,14 +292,10 @@ class Judge:
         return subjects(pool, self._tracks.get(key, {}), routers, self._standings.get(key, {}))
 
     def _others(self, key: Key, subjects: Mapping[Key, tuple[Subject, ...]]) -> list[Subject]:
-        return [subject for partner in self._partners(key) for subject in subjects.get(partner, ())]
+        return [subject for partner in self._bindings.partners(key) for subject in subjects.get(partner, ())]
 
     def _departures_of_partners(self, key: Key) -> list[Departures]:
-        return [self._departures[partner] for partner in self._partners(key) if partner in self._departures]
-
-    def _partners(self, key: Key) -> set[Key]:
-        pools = {pool for service in self._bindings.services(key) for pool in self._bindings.pools(service)}
-        return {pool for pool in pools if pool.kind != key.kind}
+        return [self._departures[partner] for partner in self._bindings.partners(key) if partner in self._departures]
 
 
 def _news(diagnoses: Sequence[Diagnosis]) -> tuple[tuple[int, str, tuple[str, ...], bool], ...]:

@@ -10,7 +10,7 @@ from ..api.pools import PoolStatus, RepairRecord
 from ..api.services import RepairMode
 from ..build.pool import pool_spec_hash
 from ..diagnose.evidence import current_connector
-from ..diagnose.model import Diagnosis, Subject, Verdict
+from ..diagnose.model import SOURCES, Diagnosis, Subject, Verdict
 from ..diagnose.outcomes import WINDOW
 from ..observe.cluster import Cluster
 from ..observe.keys import Bindings, Key
@@ -19,6 +19,7 @@ from ..plan.model import Purged
 from ..plan.purge import PurgeOrder, PurgeProgress, purge_progress
 from ..plan.repair import plan_repair
 from ..plan.repair_model import Health, Patient, RepairPlan, purges_under_way
+from ..plan.selection import AT_FAULT
 from ..runtime.api import Api
 from ..runtime.engines import Engines
 from ..runtime.resources import PODS, POOL_RESOURCES
@@ -101,8 +102,8 @@ class Repairer:
             self._purged[key].setdefault(answer.purge.pod_uid, {})[answer.purge.rank] = answer
 
     async def _records_of_partners(self, key: Key, cluster: Cluster) -> list[RepairRecord]:
-        pools = {pool for service in self._bindings.services(key) for pool in self._bindings.pools(service)} - {key}
-        bodies = [await cluster.body(_RESOURCES[pool.kind], pool.namespace, pool.name) for pool in sorted(pools)]
+        pools = sorted(self._bindings.partners(key))
+        bodies = [await cluster.body(_RESOURCES[pool.kind], pool.namespace, pool.name) for pool in pools]
         return [record for body in bodies if body for record in _records(body)]
 
 
@@ -134,8 +135,8 @@ def patients(observed: ObservedPool, diagnoses: Iterable[Diagnosis], now: dateti
             avoids_node=instance.avoids_node,
             evidence=by_index[instance.index].message if instance.index in by_index else "",
         )
-        for instance in observed.instances
-        if instance.pod is not None and instance.belongs_to(observed.pool.metadata.uid)
+        for instance in observed.own
+        if instance.pod is not None
     )
 
 
@@ -159,11 +160,10 @@ def _purgeable(diagnosis: Diagnosis | None, now: datetime) -> bool:
 
 def _useless(diagnosis: Diagnosis | None, now: datetime) -> bool:
     """Whether requests are counted at an instance at fault, and none has finished within a minute."""
-    if diagnosis is None or diagnosis.verdict not in {Verdict.STUCK, Verdict.FAILING}:
+    if diagnosis is None or diagnosis.verdict not in AT_FAULT:
         return False
     return _is_counted(diagnosis.subject) and not any(
-        (done := diagnosis.subject.last_done(source)) is not None and now - done <= WINDOW
-        for source in ("router", "connector")
+        (done := diagnosis.subject.last_done(source)) is not None and now - done <= WINDOW for source in SOURCES
     )
 
 

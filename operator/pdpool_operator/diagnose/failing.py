@@ -54,7 +54,7 @@ from ..api.names import Role
 from ..observe.samples import Tally
 from .departures import Departures
 from .evidence import ran_lately
-from .model import Subject
+from .model import SOURCES, Subject
 from .outcomes import WINDOW
 from .standing import Phase, Standing
 from .track import RankTrack
@@ -170,10 +170,6 @@ def _tried(subject: Subject, own: Sequence[Subject], before: Standing, now: date
     passed = any(_does_well(t, TRIAL_DONE) for t in tallies)
     quiet = now - before.since >= TRIAL_LASTS and not any(t.failed for t in tallies)
     return replace(before, phase=Phase.SERVING, since=now, evidence="") if passed or quiet else before
-
-
-SOURCES = ("router", "connector")
-"""Who counted the requests. Each is judged by itself, because the two count the same requests."""
 
 
 def finishes_nothing(subject: Subject, now: datetime) -> bool:
@@ -326,7 +322,7 @@ def _beside(sibling: Subject, source: str, moment: datetime, failed_at: datetime
 def _serves(subject: Subject) -> bool:
     """Whether the instance takes new requests, as far as Kubernetes and the operator are concerned."""
     pod = subject.pod
-    if pod is None or not pod.ready or pod.terminating or subject.leaving:
+    if pod is None or not pod.takes_requests or subject.leaving:
         return False
     return subject.standing is None or subject.standing.phase is Phase.SERVING
 

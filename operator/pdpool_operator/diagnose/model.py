@@ -61,6 +61,10 @@ class Verdict(StrEnum):
 _SEVERITY = {verdict: rank for rank, verdict in enumerate(Verdict)}
 
 
+SOURCES = ("router", "connector")
+"""Who counts requests. Each is judged by itself, because the two count the same requests."""
+
+
 @dataclass(frozen=True, slots=True)
 class Subject:
     """One instance to judge."""

@@ -5,7 +5,7 @@ starting point, so that what happened before this operator started is not counte
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from ..observe.samples import Tally
@@ -66,22 +66,14 @@ def _step(before: int, now: int) -> int:
     return now - before if now >= before else now
 
 
-@dataclass(frozen=True, slots=True)
-class RouterTrack:
-    """Requests that one router sent to engines, by URL of the engine."""
-
-    engines: Mapping[str, OutcomeTrack] = field(default_factory=dict)
-
-
-def count_router(track: RouterTrack | None, totals: Mapping[str, Tally], at: datetime) -> RouterTrack:
-    """Return the track after one more sample of a router.
+def count_router(
+    known: Mapping[str, OutcomeTrack] | None, totals: Mapping[str, Tally], at: datetime
+) -> dict[str, OutcomeTrack]:
+    """Return the tracks of the requests that one router sent, by URL of the engine, after one more sample of it.
 
     An engine that is new in a known router's counters has them from 0.
     """
-    known = track.engines if track is not None else None
-    return RouterTrack(
-        {
-            url: count(known.get(url, OutcomeTrack(Tally())) if known is not None else None, total, at)
-            for url, total in totals.items()
-        }
-    )
+    return {
+        url: count(known.get(url, OutcomeTrack(Tally())) if known is not None else None, total, at)
+        for url, total in totals.items()
+    }

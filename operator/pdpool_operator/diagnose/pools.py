@@ -10,7 +10,7 @@ from .departures import Departures
 from .evidence import STALE_S, is_overdue, oldest_waiting_since
 from .failing import finishes_nothing
 from .model import Diagnosis, Finding, Subject, Verdict
-from .outcomes import OutcomeTrack, RouterTrack
+from .outcomes import OutcomeTrack
 from .rank import judge_rank
 from .standing import Standing
 from .surroundings import Surroundings
@@ -20,7 +20,7 @@ from .track import RankTrack
 def subjects(
     observed: ObservedPool,
     tracks: Mapping[str, Mapping[int, RankTrack]],
-    routers: Iterable[RouterTrack] = (),
+    routers: Iterable[Mapping[str, OutcomeTrack]] = (),
     standings: Mapping[str, Standing] = MappingProxyType({}),
 ) -> tuple[Subject, ...]:
     """Return the instances of a pool as subjects.
@@ -44,14 +44,13 @@ def subjects(
             standing=standings.get(instance.pod.uid) if instance.pod is not None else None,
             watched_pod=instance.name if observed.watched else "",
         )
-        for instance in observed.instances
-        if instance.belongs_to(pool.metadata.uid)
+        for instance in observed.own
     )
 
 
-def _counted(pod: ObservedPod | None, routers: Iterable[RouterTrack]) -> tuple[OutcomeTrack, ...]:
+def _counted(pod: ObservedPod | None, routers: Iterable[Mapping[str, OutcomeTrack]]) -> tuple[OutcomeTrack, ...]:
     url = names.engine_url(pod.ip) if pod is not None and pod.ip else None
-    return tuple(track for router in routers if url and (track := router.engines.get(url)) is not None)
+    return tuple(track for router in routers if url and (track := router.get(url)) is not None)
 
 
 def diagnose(
@@ -97,7 +96,7 @@ def _from_kubernetes(subject: Subject, now: datetime) -> Finding | None:
         return Finding(Verdict.DRAINING, f"{who} is being removed")
     if pod is None:
         return Finding(Verdict.STARTING, f"{who} has no pod yet")
-    if pod.phase in {"Succeeded", "Failed"}:
+    if pod.ended:
         return Finding(Verdict.GONE, f"{who}: pod {pod.name} is {pod.phase}")
     if not subject.came_up:
         return Finding(Verdict.STARTING, f"{who} is not Ready yet")

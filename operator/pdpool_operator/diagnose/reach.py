@@ -51,7 +51,7 @@ def with_cuts(
 def _is_in_service(subject: Subject, now: datetime) -> bool:
     """Whether the instance could serve, and all its connectors answered lately."""
     pod = subject.pod
-    if pod is None or not pod.ready or pod.terminating or subject.leaving or subject.out:
+    if pod is None or not pod.takes_requests or subject.leaving or subject.out:
         return False
     answers = [track.answered_at for track in subject.tracks]
     return bool(answers) and all(at is not None and now - at <= STALE for at in answers)

@@ -8,8 +8,7 @@ from functools import cached_property
 from ..api.names import Role
 from .departures import Departures
 from .evidence import current_queues, is_known_to_run, ran_lately, silence_of, waits_of
-from .failing import SOURCES
-from .model import Subject
+from .model import SOURCES, Subject
 from .outcomes import WINDOW
 from .track import RankTrack
 

@@ -71,6 +71,11 @@ class Bindings:
         """Return the services that bind a pool."""
         return list(self._services.get(pool, ()))
 
+    def partners(self, pool: Key) -> frozenset[Key]:
+        """Return the pools of the other role that work with a pool."""
+        pools = (partner for service in self.services(pool) for partner in self.pools(service))
+        return frozenset(partner for partner in pools if partner.kind != pool.kind)
+
 
 def keys_of(body: Mapping[str, Any], bindings: Bindings) -> Iterable[Key]:
     """Return the objects that need a reconcile when this one has changed."""

@@ -12,7 +12,7 @@ from ..api.key_epochs import FIRST_KEYS, KeyEpochs
 from ..api.names import Role
 from ..api.operations import PoolOperation
 from ..api.pools import Pool
-from ..api.services import DisaggregatedService, RepairMode, RepairSpec
+from ..api.services import STUCK_AFTER_S, DisaggregatedService, RepairMode, RepairSpec
 from .samples import RankSample
 
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
@@ -76,6 +76,16 @@ class ObservedPod:
     """Messages of Warning events about a pod that is not Ready (FailedMount, …): newest first, at most five."""
     labelled_reachable: str = ""
     """A router's label of that name. Empty if absent."""
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether Kubernetes sends requests to it."""
+        return self.ready and not self.terminating
+
+    @property
+    def ended(self) -> bool:
+        """Whether its containers have ended for good."""
+        return self.phase in {"Succeeded", "Failed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +216,7 @@ class ObservedPool:
     """Service and PodDisruptionBudget with the pool's names, regardless of their owner."""
     repair: RepairSpec = field(default_factory=lambda: RepairSpec(mode=RepairMode.OFF))
     """Of the services that bind the pool: the most cautious one."""
-    stuck_after_s: float = 30.0
+    stuck_after_s: float = STUCK_AFTER_S
     """From the service that binds the pool, else the default."""
     watched: bool = False
     """Something else than pdpool runs the pods: a side of a service with selectors, in the shape of a pool."""
@@ -216,6 +226,11 @@ class ObservedPool:
     """Operations on instances of the pool, the finished ones included."""
     keys: KeyEpochs = FIRST_KEYS
     """Keys that new pods get, so that they can connect to every engine pod of the other role in the namespace."""
+
+    @property
+    def own(self) -> tuple[ObservedInstance, ...]:
+        """The instances that the pool controls, or may adopt."""
+        return tuple(one for one in self.instances if one.belongs_to(self.pool.metadata.uid))
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +300,10 @@ class ObservedService:
     """Engine pods with the labels of a bound pool that does not exist, by role. They may outlive it."""
     workers_json: str | None = None
     """Content of the ConfigMap's `workers.json`. `None` if there is no ConfigMap."""
+
+    def serving_orphans(self, role: Role) -> int:
+        """Return how many of the orphans serve."""
+        return sum(pod.takes_requests for pod in self.orphans.get(role, ()))
 
 
 @dataclass(frozen=True, slots=True)

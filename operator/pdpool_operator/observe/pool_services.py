@@ -6,7 +6,7 @@ from dataclasses import replace
 from ..api import names
 from ..api.base import Metadata, SpecInvalid
 from ..api.pools import Pool
-from ..api.services import DisaggregatedService, RepairMode, RepairSpec
+from ..api.services import STUCK_AFTER_S, DisaggregatedService, RepairMode, RepairSpec
 from ..runtime.resources import SERVICES_PD
 from .model import ObservedPool
 from .reads import Reads
@@ -33,7 +33,9 @@ def with_settings(pool: ObservedPool, services: Sequence[BoundService]) -> Obser
     """Return the pool with the settings of its services. A service that cannot be read may have a router."""
     return replace(
         pool,
-        stuck_after_s=min((service.spec.stuck_after_seconds for _, service in services if service), default=30),
+        stuck_after_s=min(
+            (service.spec.stuck_after_seconds for _, service in services if service), default=STUCK_AFTER_S
+        ),
         routed=any(service is None or service.spec.router.enabled for _, service in services),
         repair=most_cautious(service.spec.repair if service else RepairSpec() for _, service in services),
     )

@@ -54,9 +54,7 @@ class RouterLists:
 def with_routers(pool: ObservedPool, routers: Iterable[ObservedRouter]) -> ObservedPool:
     """Return the pool with the routers that list each instance."""
     running = [r for r in routers if r.pod.phase == "Running"]
-    lists = [
-        (r.pod.name, r.workers) for r in running if r.workers is not None or (r.pod.ready and not r.pod.terminating)
-    ]
+    lists = [(r.pod.name, r.workers) for r in running if r.workers is not None or r.pod.takes_requests]
 
     def listed_by(instance: ObservedInstance) -> tuple[str, ...] | None:
         if any(workers is None for _, workers in lists):

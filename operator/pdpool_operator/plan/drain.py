@@ -43,7 +43,7 @@ def has_work_to_lose(instance: ObservedInstance) -> bool:
     work. It also counts if a router is known to list it, because that router may still send it requests.
     """
     pod = instance.pod
-    if pod is None or pod.terminating or pod.phase in {"Succeeded", "Failed"}:
+    if pod is None or pod.terminating or pod.ended:
         return False
     return pod.ready or bool(instance.listed_by) or any(_known_work(instance, number) for number in instance.ranks)
 

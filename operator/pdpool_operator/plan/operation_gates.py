@@ -47,8 +47,7 @@ class Side:
     @property
     def instances(self) -> dict[str, ObservedInstance]:
         """The pool's instances that are not being deleted, by name."""
-        uid = self.observed.pool.metadata.uid
-        return {i.name: i for i in self.observed.instances if i.belongs_to(uid) and not i.deleting}
+        return {one.name: one for one in self.observed.own if not one.deleting}
 
 
 def in_turn(operation: PoolOperation) -> tuple[bool, datetime, str]:

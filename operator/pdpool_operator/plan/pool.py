@@ -75,7 +75,7 @@ def plan_pool(
     pool = observed.pool
     if pool.metadata.deletion_timestamp is not None:
         return Plan()
-    ours = [instance for instance in observed.instances if instance.belongs_to(pool.metadata.uid)]
+    ours = observed.own
     keys, avoided = observed.keys, avoided_nodes(pool.status.repairs, now)
     invalid: TemplateInvalid | None = None
     wanted: dict[int, dict[str, Any]] = {}

@@ -115,8 +115,7 @@ def _bootstrap_port(role: Role) -> int | None:
 def _addresses(pool: ObservedPool | None, listed: frozenset[str]) -> frozenset[str]:
     if pool is None:
         return frozenset()
-    ours = [instance for instance in pool.instances if instance.belongs_to(pool.pool.metadata.uid)]
-    present = {ip: instance for instance in ours if (ip := _address(instance)) is not None}
+    present = {ip: instance for instance in pool.own if (ip := _address(instance)) is not None}
     serving = frozenset(ip for ip, instance in present.items() if instance.pod is not None and instance.pod.ready)
     healthy = frozenset(ip for ip in serving if not present[ip].out)
     return healthy or serving or frozenset(ip for ip in present if names.engine_url(ip) in listed)
@@ -126,14 +125,14 @@ def _orphans(observed: ObservedService, role: Role, listed: frozenset[str]) -> f
     return frozenset(
         pod.ip
         for pod in observed.orphans.get(role, ())
-        if pod.ip is not None and pod.ready and not pod.terminating and names.engine_url(pod.ip) in listed
+        if pod.ip is not None and pod.takes_requests and names.engine_url(pod.ip) in listed
     )
 
 
 def _address(instance: ObservedInstance) -> str | None:
     """Return the address of an engine that may be in rotation, Ready or not."""
     pod = instance.pod
-    if pod is None or pod.terminating or pod.phase in {"Succeeded", "Failed"}:
+    if pod is None or pod.terminating or pod.ended:
         return None
     if instance.deleting or instance.drain_started is not None:
         return None

@@ -45,4 +45,4 @@ def _label(router: ObservedRouter, routers: Sequence[ObservedRouter]) -> str:
 
 def _serves(router: ObservedRouter) -> bool:
     pod = router.pod
-    return router.reachable is True and pod.ready and not pod.terminating and pod.labelled_reachable == "true"
+    return router.reachable is True and pod.takes_requests and pod.labelled_reachable == "true"

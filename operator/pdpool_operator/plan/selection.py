@@ -163,7 +163,7 @@ class Selector:
             return Turn.UPDATING
         if pod is None or pod.unschedulable or (pod.phase == "Pending" and not pod.node):
             return Turn.UNSCHEDULED
-        if not pod.ready or pod.terminating:
+        if not pod.takes_requests:
             return Turn.UNREADY if has_work_to_lose(instance) else Turn.IDLE
         if instance.index in self.at_fault:
             return Turn.FAULTY
@@ -175,7 +175,7 @@ def available(instance: ObservedInstance) -> bool:
     pod = instance.pod
     if pod is None or instance.deleting or instance.drain_started is not None:
         return False
-    return pod.ready and not pod.terminating
+    return pod.takes_requests
 
 
 def _never_fits(unschedulable: str) -> bool:

@@ -84,7 +84,7 @@ def _instance(diagnosis: Diagnosis) -> WatchedInstanceStatus:
     return WatchedInstanceStatus(
         pod=subject.name,
         role=str(subject.role),
-        ready=subject.pod is not None and subject.pod.ready and not subject.pod.terminating,
+        ready=subject.pod is not None and subject.pod.takes_requests,
         verdict=str(diagnosis.verdict),
         message=shortened(diagnosis.message, MAX_MESSAGE),
     )

@@ -55,8 +55,7 @@ class PoolFacts:
     @property
     def wanted(self) -> tuple[ObservedInstance, ...]:
         """Desired instances that exist."""
-        uid = self.observed.pool.metadata.uid
-        return tuple(i for i in self.observed.instances if i.belongs_to(uid) and i.name not in self.plan.surplus)
+        return tuple(one for one in self.observed.own if one.name not in self.plan.surplus)
 
     @cached_property
     def spec_hash(self) -> str:
@@ -180,7 +179,7 @@ def pool_status(facts: PoolFacts) -> PoolStatus:
     """Return the status to show now. The earlier status affects transition times and `restartedAt`."""
     pool, before = facts.observed.pool, facts.observed.pool.status
     writer = ConditionWriter(before.conditions, pool.metadata.generation, facts.now)
-    mine = [i for i in facts.observed.instances if i.belongs_to(pool.metadata.uid)]
+    mine = facts.observed.own
     ready = sum(is_ready(instance) for instance in facts.wanted)
     unready = first_violation(READY_CHAIN, facts)
     return PoolStatus(

@@ -75,7 +75,7 @@ class ServiceFacts:
         """Whether an engine of this side serves, also one that a deleted pool has left."""
         if side.pool is not None:
             return bool(serving(side.pool, self.diagnoses))
-        return any(pod.ready and not pod.terminating for pod in self.observed.orphans.get(side.role, ()))
+        return self.observed.serving_orphans(side.role) > 0
 
 
 def being_deleted(facts: ServiceFacts) -> Violation | None:
@@ -287,10 +287,7 @@ def _unjudged(facts: ServiceFacts) -> tuple[str, ...]:
     """Return pools with instances that were not judged since the operator started."""
     judged = {d.subject.role for d in facts.diagnoses}
     return tuple(
-        str(side)
-        for side in facts.sides
-        if side.role not in judged
-        if side.pool is not None and any(i.belongs_to(side.pool.pool.metadata.uid) for i in side.pool.instances)
+        str(side) for side in facts.sides if side.role not in judged and side.pool is not None and side.pool.own
     )
 
 

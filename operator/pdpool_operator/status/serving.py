@@ -20,7 +20,7 @@ def cannot_serve(diagnosis: Diagnosis) -> bool:
 
 def is_ready(instance: ObservedInstance) -> bool:
     """Whether Kubernetes counts the instance's pod as Ready."""
-    return instance.pod is not None and instance.pod.ready and not instance.pod.terminating
+    return instance.pod is not None and instance.pod.takes_requests
 
 
 def serving(observed: ObservedPool, diagnoses: Iterable[Diagnosis]) -> tuple[ObservedInstance, ...]:
@@ -34,11 +34,7 @@ def serving(observed: ObservedPool, diagnoses: Iterable[Diagnosis]) -> tuple[Obs
         for d in diagnoses
         if (d.subject.pool, d.subject.role) == (pool.metadata.name, pool.role) and cannot_serve(d)
     }
-    return tuple(
-        instance
-        for instance in observed.instances
-        if instance.belongs_to(pool.metadata.uid) and instance.index not in broken and _in_service(instance)
-    )
+    return tuple(instance for instance in observed.own if instance.index not in broken and _in_service(instance))
 
 
 def serving_routers(observed: ObservedService) -> int:

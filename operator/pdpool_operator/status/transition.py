@@ -17,7 +17,8 @@ Status = PoolStatus | DisaggregatedServiceStatus
 REFRESH = timedelta(seconds=30)
 """Minimum interval of writes that change only numbers. Metrics exist for live numbers."""
 
-WELL = {str(verdict) for verdict in Verdict if verdict.well}
+WELL = frozenset(str(verdict) for verdict in Verdict if verdict.well)
+"""Verdicts that call for nothing."""
 
 _ON_THE_WAY = {
     Reason.STARTING,

@@ -11,7 +11,7 @@ from pdpool_operator.api import names
 from pdpool_operator.api.names import Role
 from pdpool_operator.diagnose.failing import FORGIVEN_AFTER, LONGEST_PAUSE, PAUSE, TRIAL_LASTS, advance
 from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
-from pdpool_operator.diagnose.outcomes import WINDOW, OutcomeTrack, RouterTrack, count, count_router
+from pdpool_operator.diagnose.outcomes import WINDOW, OutcomeTrack, count, count_router
 from pdpool_operator.diagnose.pools import diagnose, subjects
 from pdpool_operator.diagnose.standing import Standing
 from pdpool_operator.diagnose.track import RankTrack, follow
@@ -37,7 +37,7 @@ class Play:
         self.queues: dict[str, dict[str, tuple[int, float | None, int | None]]] = {}
         self.at_router: dict[str, Tally] = {}
         self.at_connector: dict[str, Tally] = {}
-        self.router: RouterTrack | None = None
+        self.router: dict[str, OutcomeTrack] | None = None
         self.tracks: dict[str, RankTrack] = {}
         self.standings: dict[str, Standing] = {}
         self.look()
