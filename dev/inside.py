@@ -23,7 +23,7 @@ def rows(connector: Connector) -> int:
 
 def kept(connector: Connector) -> int:
     """How many transfers the connector still has."""
-    return len(connector._transfers)
+    return sum(1 for _ in connector._transfers)
 
 
 def free_slots(connector: Connector) -> int:

@@ -116,7 +116,7 @@ class _Ranked(Generic[AnyConnector]):
             status = transfer.status
             if status.phase is Phase.FAILED:
                 transfer.abort(status.message)
-            if status.ended and status.releasable:
+            if status.over:
                 del self._live[handle]
 
     def set_queue(self, name: str, reqs: int, oldest_s: float | None, moved_total: int) -> None:

@@ -150,7 +150,7 @@ class Follower:
                 if (handle := self._handles.get(transfer)) is None:
                     continue
                 self._send(Changed(handle, status))
-                if status.ended and status.releasable:
+                if status.over:
                     del self._handles[transfer], self._transfers[handle]
 
     @singledispatchmethod

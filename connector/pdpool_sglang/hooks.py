@@ -36,10 +36,15 @@ def prepare_abort(original: Original, req: Any, error_message: str, status_code:
     return original(req, error_message, surface.answer_of(req) or status_code)
 
 
+def _holding_sender(req: Any) -> Sender | None:  # noqa: ANN401
+    """Return the sender of a request whose memory must be kept."""
+    sender = getattr(req, "disagg_kv_sender", None)
+    return sender if isinstance(sender, Sender) and sender.must_hold else None
+
+
 def release_kv_cache(original: Original, req: Any, tree_cache: Any, *, checkpoint: bool) -> None:  # noqa: ANN401
     """Around: keep the pages of a failed request until no transfer reads them."""
-    sender = getattr(req, "disagg_kv_sender", None)
-    if not isinstance(sender, Sender) or not sender.must_hold:
+    if (sender := _holding_sender(req)) is None:
         original(req, tree_cache, checkpoint=checkpoint)
         return
     owner = surface.detach_kv(req)
@@ -50,8 +55,7 @@ def release_kv_cache(original: Original, req: Any, tree_cache: Any, *, checkpoin
 
 def maybe_release_metadata_buffer(original: Original, req: Any, allocator: Any) -> None:  # noqa: ANN401
     """Around: the same for its aux row."""
-    sender = getattr(req, "disagg_kv_sender", None)
-    if not isinstance(sender, Sender) or not sender.must_hold or req.metadata_buffer_index < 0:
+    if (sender := _holding_sender(req)) is None or req.metadata_buffer_index < 0:
         original(req, allocator)
         return
     surface.manager.holds.add(Hold(sender, partial(allocator.free, req.metadata_buffer_index)))

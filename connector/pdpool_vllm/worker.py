@@ -69,7 +69,7 @@ class PrefillWorker:
 
     def results(self) -> Results:
         """Return what is over since the last call."""
-        over = {one for one, transfer in self._sending.items() if transfer.status.ended and transfer.status.releasable}
+        over = {one for one, transfer in self._sending.items() if transfer.status.over}
         for request_id in over:
             _log_failure(request_id, self._sending.pop(request_id))
         return Results(over, set(), set())
@@ -133,7 +133,7 @@ class DecodeWorker:
         for request_id, transfer in self._receiving.items():
             if transfer is None:
                 failed.add(request_id)
-            elif transfer.status.ended and transfer.status.releasable:
+            elif transfer.status.over:
                 received.add(request_id)
                 if _log_failure(request_id, transfer):
                     failed.add(request_id)

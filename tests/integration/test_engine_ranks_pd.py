@@ -196,7 +196,7 @@ def test_model_that_cannot_be_cut_is_refused() -> None:
     with Children() as children:
         child = begin(children, "prefill", tp=4)
         assert child.process.wait(60) == 1
-        assert "tp-size is 4, must divide the model's 2 KV heads" in child.log_tail()
+        assert "tp-size is 4, must divide the model's 2 KV heads" in child.end_of_log()
 
 
 def ranks_of(child: Child) -> list[int]:

@@ -45,7 +45,7 @@ _ROWS = (
      "bool(addresses) and not leading_to(addresses, table & self._frozen.get(peer, table))", "True",
      "runtime/test_remote_fencer.py", "test_peer_is_fenced_when_its_connections_end"),
     ("any connection may send as a peer", "H11", "a frame is not compared with the connection that it comes by",
-     "runtime/peer_table.py", "PeerTable.speaker", "peer.route != route and route not in peer.routes", "False",
+     "runtime/peer_table.py", "PeerTable.sender", "peer.route != route and route not in peer.routes", "False",
      "runtime/test_peer_table.py", "test_decode_may_use_two_connections"),
     ("deadlines are never armed", "H21", "the machine's next deadline gets no timer",
      "runtime/connector.py", "Connector._after_turn", 'self._reactor.at("machine", due, self._on_deadline)', "None",

@@ -16,8 +16,9 @@ import msgspec
 from pdpool_connector.flight.record import SUFFIX, Header, Record, Step, encode_record
 from pdpool_connector.flight.recorder import Noted, Recorder, Snapshot
 from pdpool_connector.protocol.events import Tick
-from pdpool_connector.protocol.status import Cause, TransferStatus
+from pdpool_connector.protocol.status import ABORTS, TransferStatus
 from pdpool_connector.protocol.timeouts import Timeouts
+from pdpool_connector.protocol.token_bucket import TokenBucket
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,6 @@ PER_SECOND: Final = 4.0
 show the fault."""
 KEPT_TOKENS: Final = BURST // 2
 """Records of a burst that aborts leave to failures. Clients leave all the time, and their records show no fault."""
-ABORTS: Final = frozenset({Cause.ABORTED, Cause.PEER_ABORTED})
 QUEUE: Final = 64
 PART: Final = ".part"
 """Replaces a record's last suffix while it is written; such a file stays if the process ends meanwhile."""
@@ -40,7 +40,7 @@ _UNFINISHED: Final = str(Path(SUFFIX).with_suffix(PART))
 _INCARNATION = re.compile(rb"[0-9a-f]{32}")
 
 
-class Speaker(NamedTuple):
+class Source(NamedTuple):
     """The machine whose hand-offs are recorded."""
 
     role: Literal["prefill", "decode"]
@@ -58,12 +58,12 @@ class Flight:
         OSError: the directory cannot be made.
     """
 
-    def __init__(self, directory: Path, speaker: Speaker, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, directory: Path, source: Source, clock: Callable[[], float] = time.monotonic) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._directory, self._speaker, self._clock = directory, speaker, clock
-        self._recorder = Recorder(speaker.incarnation, speaker.timeouts.result_s)
+        self._directory, self._source, self._clock = directory, source, clock
+        self._recorder = Recorder(source.incarnation, source.timeouts.result_s)
         self.note = self._recorder.note
-        self._tokens, self._filled = float(BURST), clock()
+        self._bucket = TokenBucket(BURST, PER_SECOND, clock())
         self._wanted_so_far: dict[int, bool] = {}
         """Whether a failed hand-off is recorded, for those that will be reported once more."""
         self._queue: Queue[tuple[int, Snapshot, TransferStatus, float] | None] = Queue(QUEUE)
@@ -104,20 +104,11 @@ class Flight:
     def _wanted(self, handle: int, status: TransferStatus) -> bool:
         wanted = self._wanted_so_far.pop(handle, None)
         if wanted is None:
-            wanted = self._take_token(KEPT_TOKENS if status.cause in ABORTS else 0)
+            wanted = self._bucket.take(self._clock(), leave=KEPT_TOKENS if status.cause in ABORTS else 0)
             self.skipped += not wanted
         if not status.releasable:
             self._wanted_so_far[handle] = wanted
         return wanted
-
-    def _take_token(self, leave: int) -> bool:
-        now = self._clock()
-        self._tokens = min(BURST, self._tokens + (now - self._filled) * PER_SECOND)
-        self._filled = now
-        if self._tokens < 1 + leave:
-            return False
-        self._tokens -= 1
-        return True
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
@@ -129,7 +120,7 @@ class Flight:
 
     def _write(self, handle: int, snapshot: Snapshot, status: TransferStatus, now: float) -> None:
         kind = _OF_ABORT if status.cause in ABORTS else SUFFIX
-        name = f"{self._speaker.role}-{self._speaker.incarnation[:8]}-{handle}-room{snapshot.room}{kind}"
+        name = f"{self._source.role}-{self._source.incarnation[:8]}-{handle}-room{snapshot.room}{kind}"
         path = self._directory / name
         if snapshot.missing and path.exists():
             return
@@ -145,7 +136,7 @@ class Flight:
 
     def _record(self, handle: int, snapshot: Snapshot, status: TransferStatus, now: float) -> Record:
         header = Header(
-            **self._speaker._asdict(),
+            **self._source._asdict(),
             room=snapshot.room,
             request_id=snapshot.request_id,
             handle=handle,

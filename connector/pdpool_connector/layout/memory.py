@@ -24,7 +24,7 @@ from .regions import (
     check_range,
 )
 from .state_pool import MAX_LAYERS, MAX_SEGMENTS, MAX_STATE_REGIONS, StateCut, StatePool
-from .tensors import Tensor, kv_split, read_cache, read_tensor
+from .tensors import Tensor, read_cache, read_tensor
 
 __all__ = [
     "KVMemory",
@@ -36,7 +36,6 @@ __all__ = [
     "StatePool",
     "decode_remote",
     "encode_remote",
-    "kv_split",
 ]
 
 Layout = Literal["NHD", "HND"]
@@ -44,8 +43,6 @@ Layout = Literal["NHD", "HND"]
 KVOrder = Literal["separate", "interleaved", "packed"]
 """K and V in regions of their own; or in one region, K before V in each page, or K beside V in each head."""
 
-MAX_REGIONS: Final = 2 * MAX_LAYERS
-"""Most KV regions of one rank: two for each layer."""
 MAX_HEADS: Final = 1 << 20
 MAX_PAGE_TOKENS: Final = 1 << 20
 MAX_STATE_POOLS: Final = 8

@@ -47,12 +47,6 @@ class ModelShard(msgspec.Struct, frozen=True, kw_only=True):
         _fits("layer", "layers", self.first_layer, self.layers, self.total_layers, MAX_LAYERS)
         _fits("head", "kv_heads", self.first_head, self.kv_heads, self.total_heads, MAX_HEADS)
 
-    @property
-    def geometry(self) -> dict[str, int]:
-        """The fields of `KVMemory` that say which part of the model is held."""
-        fields = ("first_layer", "layers", "total_layers", "first_head", "kv_heads", "total_heads")
-        return {field: getattr(self, field) for field in fields}
-
     def heads_of(self, total_heads: int) -> tuple[int, int]:
         """First head and number of heads that this rank holds of a layer with `total_heads` heads of its own."""
         return share_of_heads(self.first_head, self.kv_heads, self.total_heads, total_heads)

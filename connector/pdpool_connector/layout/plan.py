@@ -344,7 +344,6 @@ class PairPlan:
         state: Sequence[tuple[Ids, Ids]] = (),
         *,
         gather: bool = False,
-        within: Span | None = None,
         state_within: Sequence[Span | None] = (),
     ) -> list[Chunk]:
         """Cut a request into chunks within `MAX_CHUNK_BYTES` and `MAX_CHUNK_DESCRIPTORS`; state and aux go last.
@@ -356,7 +355,6 @@ class PairPlan:
             aux: Local and remote slot.
             state: For each state pool in order the local and remote ids; empty for none at all.
             gather: Pages are to be gathered into slots.
-            within: Only these rows of pages.
             state_within: For each state pool only these rows, as `state_spans` gives them; empty for all.
 
         Raises:
@@ -364,9 +362,9 @@ class PairPlan:
         """
         _check_lengths("pages", local_pages, remote_pages)
         beside = aux is None or self._aux_beside
-        if len(local_pages) == 1 and beside and not state and not gather and within is None and self._page_fits():
+        if len(local_pages) == 1 and beside and not state and not gather and self._page_fits():
             return [Chunk(local_pages, remote_pages, () if aux is None else (aux,), group=self._pages.group)]
-        chunks = self._cut_pages(local_pages, remote_pages, gather=gather, within=within)
+        chunks = self._cut_pages(local_pages, remote_pages, gather=gather, within=None)
         if state:
             if len(state) != len(self._state):
                 raise LayoutError(f"state has ids of {len(state)} pools, must have them of all {len(self._state)}")

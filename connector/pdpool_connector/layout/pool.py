@@ -94,7 +94,7 @@ class PoolPlan:
     def indices(self, local: Ids, remote: Ids, span: Span) -> tuple[Ids, Ids]:
         """Numbers of the pieces (int32), region by region; those of the first region begin at 0.
 
-        Pieces that follow each other in memory on both sides follow each other here, so that an engine may merge them.
+        Pieces that follow each other in memory on both sides follow each other here, so that a backend may merge them.
         """
         regions = slice(*span)
         return (

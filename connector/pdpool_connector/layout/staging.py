@@ -49,7 +49,7 @@ class Staging:
 
     @property
     def region(self) -> Region:
-        """The memory, to be registered with an engine."""
+        """The memory, to be registered with a transfer backend."""
         return Region(self.bytes.ctypes.data, SLOT_BYTES, len(self.bytes) // SLOT_BYTES)
 
     @property

@@ -1,7 +1,7 @@
 """A table of remembered ends, bounded in all and for each peer, whose rows expire."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 from pdpool_connector.protocol.timers import Timers
@@ -23,9 +23,6 @@ class BoundedTable(Generic[Key, Value]):
 
     def __len__(self) -> int:
         return len(self._rows)
-
-    def __iter__(self) -> Iterator[Value]:
-        return (value for value, _ in self._rows.values())
 
     def count(self, peer: str) -> int:
         """How many rows are kept on account of `peer`."""

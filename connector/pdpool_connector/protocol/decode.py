@@ -5,11 +5,10 @@ a settled `Ended` without a cause. There are no tombstones here: attempt numbers
 attempt that is not in the table has ended.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from pdpool_connector.protocol import frames as f
+from pdpool_connector.protocol.attempt import DecodeAttempt
 from pdpool_connector.protocol.events import (
     AbortTransfer,
     Connect,
@@ -26,97 +25,19 @@ from pdpool_connector.protocol.events import (
 )
 from pdpool_connector.protocol.frames import AttemptId
 from pdpool_connector.protocol.machine import Machine
-from pdpool_connector.protocol.release import decode_may_release
 from pdpool_connector.protocol.states import (
-    DECODE_PHASES,
+    DECODE_LIVE,
+    DECODE_QUEUES,
     DECODE_TRANSITIONS,
     FAILURES,
     DecodeState,
     TransitionError,
     Trigger,
 )
-from pdpool_connector.protocol.status import JUST_OPENED, Cause, Phase, TransferStatus, cause_from_peer
+from pdpool_connector.protocol.status import Cause, Phase, TransferStatus, cause_from_peer
 from pdpool_connector.protocol.timeouts import Timeouts
 
 S = DecodeState
-DECODE_QUEUES: Mapping[DecodeState, tuple[str, ...]] = MappingProxyType(
-    {
-        S.CONNECTING: ("connecting", "decode_transfer"),
-        S.OPENED: ("opened",),
-        S.OFFERED: ("offered", "decode_transfer"),
-        S.ABORTING: ("aborting",),
-        S.HELD: ("held",),
-    }
-)
-"""The labels of each state in the queue counts: its own, and the public queue that it belongs to."""
-
-LIVE = frozenset({S.CONNECTING, S.OPENED, S.OFFERED})
-
-
-@dataclass(slots=True, eq=False)
-class DecodeAttempt:
-    """One hand-off into our memory.
-
-    `memory`: what the engine has offered. `offered`: it was sent to a writer, which may write to it from then on.
-    `writers`: by incarnation, empty until prefill is linked. `accepted`: writers that know the attempt;
-    `offer_accepted`: those that know its memory as well. `done`: writers whose pages have all landed. `settled`:
-    writers that failed and write no more, by their own settled `Ended` or by a fence.
-    """
-
-    attempt: AttemptId
-    params: OpenAttempt
-    deadline: float
-    state: DecodeState | None = None
-    memory: OfferPages | None = None
-    offered: bool = False
-    writers: dict[str, Writer] = field(default_factory=dict)
-    accepted: set[str] = field(default_factory=set)
-    offer_accepted: set[str] = field(default_factory=set)
-    done: set[str] = field(default_factory=set)
-    settled: set[str] = field(default_factory=set)
-    bytes_moved: int = 0
-    cause: Cause | None = None
-    message: str = ""
-    retry_s: float = 0.0
-    reported: TransferStatus = JUST_OPENED
-
-    @property
-    def room(self) -> int:
-        """The room in which prefill matches it with a request."""
-        return self.params.room
-
-    @property
-    def pages(self) -> int:
-        """How many pages the engine has offered for it."""
-        return len(self.memory.pages) // f.PAGE_ID_BYTES if self.memory is not None else 0
-
-    @property
-    def state_items(self) -> tuple[int, ...]:
-        """The same for the items of each state pool."""
-        return tuple(len(ids) // f.PAGE_ID_BYTES for ids in self.memory.state) if self.memory is not None else ()
-
-    @property
-    def unsettled_peers(self) -> tuple[str, ...]:
-        """Writers that have not sent a settled `Ended` and are not fenced."""
-        return tuple(writer for writer in self.writers if writer not in self.done and writer not in self.settled)
-
-    @property
-    def answered(self) -> bool:
-        """True when each writer has accepted all that it was sent."""
-        known = self.offer_accepted if self.offered else self.accepted
-        return all(writer in known or writer in self.done for writer in self.writers)
-
-    def status(self) -> TransferStatus:
-        """What the engine sees of it."""
-        assert self.state is not None
-        return TransferStatus(
-            phase=DECODE_PHASES[self.state],
-            cause=self.cause,
-            message=self.message,
-            prefix_pages=self.memory.prefix_pages if self.memory is not None else 0,
-            bytes_moved=self.bytes_moved,
-            releasable=decode_may_release(self),
-        )
 
 
 class DecodeMachine(Machine[DecodeState]):
@@ -227,7 +148,7 @@ class DecodeMachine(Machine[DecodeState]):
     def _on_offer_pages(self, event: OfferPages) -> None:
         """Of an attempt that has ended, or has memory already, nothing is taken: no peer gets to know these pages."""
         attempt = self._attempts.get(AttemptId(self.incarnation, event.handle))
-        if attempt is None or attempt.state not in LIVE or attempt.memory is not None:
+        if attempt is None or attempt.state not in DECODE_LIVE or attempt.memory is not None:
             self._ignore("offer", f"memory was offered for attempt {event.handle}, which has ended or has memory")
             return
         attempt.memory = event
@@ -323,7 +244,7 @@ class DecodeMachine(Machine[DecodeState]):
         if frame.attempt.decode == self.incarnation and frame.attempt not in self._attempts:
             gone = {"cause": Cause.FORGOTTEN, "message": "decode has ended this attempt"}
             self._send(frame.sender, f.Abort, frame, request_id="", **gone)
-        if attempt is None or attempt.state not in LIVE:
+        if attempt is None or attempt.state not in DECODE_LIVE:
             return
         waited = not attempt.answered
         attempt.accepted.add(frame.sender)
@@ -352,7 +273,7 @@ class DecodeMachine(Machine[DecodeState]):
 
     def _end_if_settled(self, attempt: DecodeAttempt) -> None:
         """A writer has come to its end: that may end the attempt."""
-        if attempt.state in LIVE:
+        if attempt.state in DECODE_LIVE:
             if attempt.done.issuperset(attempt.writers):
                 self._move(attempt, Trigger.COMPLETED)
                 self._finalize(attempt)
@@ -370,7 +291,7 @@ class DecodeMachine(Machine[DecodeState]):
 
         `inform`: prefill is sent the failure even if no writer knows the attempt, for prefill's request may wait.
         """
-        if attempt.state not in LIVE:
+        if attempt.state not in DECODE_LIVE:
             return
         attempt.cause, attempt.message = cause, f.text(message)
         known = attempt.state is not S.CONNECTING

@@ -249,7 +249,7 @@ class Report(Plain, frozen=True):
 
 
 class Ignored(Plain, frozen=True):
-    """A frame changed nothing; `reason` is one word, fit for a metric's label."""
+    """A frame or another event changed nothing; `reason` is one word, fit for a metric's label."""
 
     reason: str
     detail: str

@@ -48,9 +48,9 @@ Prompt = Annotated[bytes, msgspec.Meta(max_length=PROMPT_BYTES)]
 """A digest of what the request's cache is computed from, the same on both sides. Empty where the engine gives none."""
 RankCount = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 """How many ranks of decode one rank of prefill writes to; larger instances than this are not known to exist."""
-MAX_STATE_POOLS: Final = 16
-"""Most state pools of one memory; known models have at most three."""
-States = Annotated[tuple[Pages, ...], msgspec.Meta(max_length=MAX_STATE_POOLS)]
+MAX_STATE_LISTS: Final = 16
+"""Leaves room above `layout.memory.MAX_STATE_POOLS`, so that a later version may raise that."""
+States = Annotated[tuple[Pages, ...], msgspec.Meta(max_length=MAX_STATE_LISTS)]
 """Item ids of each state pool."""
 
 
@@ -107,7 +107,7 @@ class Hello(Frame, frozen=True, kw_only=True):
 
 
 class HelloOk(Frame, frozen=True, kw_only=True):
-    """Prefill accepts; `version` is the one both will speak. Sent once its engine has reached decode's memory."""
+    """Prefill accepts; `version` is the one both use. Sent once its transfer backend has reached decode's memory."""
 
     memory: Annotated[bytes, msgspec.Meta(max_length=2**21)]
 
@@ -173,7 +173,7 @@ class Offer(AttemptFrame, frozen=True, kw_only=True):
 
 
 class Accepted(AttemptFrame, frozen=True, kw_only=True):
-    """Prefill knows the attempt and will serve it. Sent when decode repeats a frame or asks.
+    """Prefill knows the attempt and will serve it. Sent when decode repeats a frame, asks, or is paired again.
 
     `offered`: prefill knows the memory as well.
     """

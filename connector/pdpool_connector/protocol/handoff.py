@@ -11,13 +11,10 @@ from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import OpenRequest, SendPages
 from pdpool_connector.protocol.frames import PAGE_ID_BYTES, AttemptId
 from pdpool_connector.protocol.release import prefill_may_release
-from pdpool_connector.protocol.states import PREFILL_PHASES, PrefillState
+from pdpool_connector.protocol.states import PREFILL_ENDED, PREFILL_LIVE, PREFILL_PHASES, PrefillState
 from pdpool_connector.protocol.status import JUST_OPENED, Cause, TransferStatus
 
 S = PrefillState
-ENDED = frozenset({S.DONE, S.FAILED})
-LIVE = (S.WAITING, S.PARKED, S.MATCHED, S.READY, S.SENDING)
-"""States in which a hand-off makes progress, the one that is furthest behind first."""
 
 
 class InvalidSendError(Exception):
@@ -232,10 +229,10 @@ def aggregate(states: Iterable[PrefillState]) -> PrefillState:
     if S.HELD in present:
         return S.HELD
     if present & {S.QUIESCING, S.FAILED}:
-        return S.FAILED if present <= ENDED else S.QUIESCING
+        return S.FAILED if present <= PREFILL_ENDED else S.QUIESCING
     if present & {S.SENDING, S.DONE}:
         present = present - {S.READY, S.DONE} | {S.SENDING}
-    return next(state for state in LIVE if state in present)
+    return next(state for state in PREFILL_LIVE if state in present)
 
 
 def _paired_state(send: SendPages, offer: f.Offer) -> tuple[tuple[bytes, bytes], ...]:

@@ -18,17 +18,17 @@ from pdpool_connector.protocol.events import (
     WriteEnded,
     WriteResult,
 )
-from pdpool_connector.protocol.handoff import LIVE, HandOff, InvalidSendError, PageRun, RankExchange
-from pdpool_connector.protocol.prefill_base import PrefillMachineBase
+from pdpool_connector.protocol.handoff import HandOff, InvalidSendError, PageRun, RankExchange
+from pdpool_connector.protocol.prefill_base import DRAINING, PrefillMachineBase
 from pdpool_connector.protocol.rooms import MAX_PER_ROOM
-from pdpool_connector.protocol.states import PrefillState, Trigger
+from pdpool_connector.protocol.states import PREFILL_LIVE, PrefillState, Trigger
 from pdpool_connector.protocol.status import Cause, Phase, TransferStatus, cause_from_peer
 from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.protocol.tombstones import Tombstone
 
 S = PrefillState
 NOT_RECEIVED = "timed out at prefill: its engine runs, and has not received the request; see the answer of prefill"
-DRAINING = "prefill is draining and takes no new requests"
+FORGOTTEN = "prefill knows nothing of this attempt"
 
 
 class PrefillMachine(PrefillMachineBase):
@@ -250,7 +250,7 @@ class PrefillMachine(PrefillMachineBase):
 
     def _on_send_pages(self, event: SendPages) -> None:
         handoff = self._by_handle.get(event.handle)
-        if handoff is None or handoff.state not in LIVE:
+        if handoff is None or handoff.state not in PREFILL_LIVE:
             return
         try:
             handoff.add_send(event)
@@ -288,7 +288,7 @@ class PrefillMachine(PrefillMachineBase):
         exchange.bytes_moved += event.bytes_moved
         exchange.checksums.append(event.checksum)
         exchange.unproven |= event.result is WriteResult.UNSETTLED
-        if exchange.state not in LIVE:
+        if exchange.state not in PREFILL_LIVE:
             self._settle(exchange)
         elif event.result is WriteResult.LANDED:
             self._complete_if_landed(exchange)
@@ -297,7 +297,7 @@ class PrefillMachine(PrefillMachineBase):
             self._fail(exchange.handoff, cause, event.message or f"a write was {event.result}")
 
     def _complete_if_landed(self, exchange: RankExchange) -> None:
-        if exchange.state in LIVE and exchange.closed and exchange.settled:
+        if exchange.state in PREFILL_LIVE and exchange.closed and exchange.settled:
             self._move(exchange, Trigger.COMPLETED)
             self._finalize(exchange)
             self._report(exchange.handoff)
@@ -314,7 +314,7 @@ class PrefillMachine(PrefillMachineBase):
             self._refuse(frame, cause, frame.message)
             if cause is not Cause.FORGOTTEN:  # that one names no request
                 self._lose_rank(frame, cause, frame.message)
-        elif exchange.state in LIVE:
+        elif exchange.state in PREFILL_LIVE:
             self._fail(exchange.handoff, cause, frame.message)
         else:
             self._answer(exchange)
@@ -338,9 +338,6 @@ class PrefillMachine(PrefillMachineBase):
         if tombstone is not None:
             self._send_result(tombstone)
         return tombstone is not None
-
-
-FORGOTTEN = "prefill knows nothing of this attempt"
 
 
 def _memory(offer: f.Offer) -> tuple[object, ...]:

@@ -4,9 +4,7 @@ A hand-off is found by handle, its exchanges by attempt, and all of it by room. 
 `_finalize`, once; a tombstone remains, which answers late frames. A failure of one exchange fails the whole hand-off.
 """
 
-from abc import ABC
 from collections import Counter
-from collections.abc import Mapping
 from itertools import count
 from types import MappingProxyType
 
@@ -22,31 +20,29 @@ from pdpool_connector.protocol.events import (
     StopWriting,
 )
 from pdpool_connector.protocol.frames import AttemptId
-from pdpool_connector.protocol.handoff import ENDED, LIVE, HandOff, RankExchange
+from pdpool_connector.protocol.handoff import HandOff, RankExchange
 from pdpool_connector.protocol.machine import Machine
 from pdpool_connector.protocol.release import prefill_may_release
 from pdpool_connector.protocol.rooms import ENDED_HALF, Rooms
-from pdpool_connector.protocol.states import FAILURES, PREFILL_TRANSITIONS, PrefillState, TransitionError, Trigger
+from pdpool_connector.protocol.states import (
+    FAILURES,
+    PREFILL_ENDED,
+    PREFILL_LIVE,
+    PREFILL_QUEUES,
+    PREFILL_TRANSITIONS,
+    PrefillState,
+    TransitionError,
+    Trigger,
+)
 from pdpool_connector.protocol.status import Cause
 from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.protocol.tombstones import EXPIRY, REPEAT, Tombstone, TombstoneTable
 
 S = PrefillState
-PREFILL_QUEUES: Mapping[PrefillState, tuple[str, ...]] = MappingProxyType(
-    {
-        S.WAITING: ("waiting", "prefill_bootstrap"),
-        S.PARKED: ("parked",),
-        S.MATCHED: ("matched", "prefill_bootstrap"),
-        S.READY: ("ready", "prefill_bootstrap"),
-        S.SENDING: ("sending", "prefill_inflight"),
-        S.QUIESCING: ("quiescing",),
-        S.HELD: ("held",),
-    }
-)
-"""The labels of each state in the queue counts: its own, and the public queue that it belongs to."""
+DRAINING = "prefill is draining and takes no new requests"
 
 
-class PrefillMachineBase(Machine[PrefillState], ABC):
+class PrefillMachineBase(Machine[PrefillState]):
     """Tables, ends and peers of prefill; matching and writing are in `prefill.py`."""
 
     EVENTS = MappingProxyType(
@@ -114,14 +110,14 @@ class PrefillMachineBase(Machine[PrefillState], ABC):
 
     def _fail(self, handoff: HandOff, cause: Cause, message: str) -> None:
         """The only way into failure. The first cause stays."""
-        if handoff.cause is not None or handoff.state not in LIVE:
+        if handoff.cause is not None or handoff.state not in PREFILL_LIVE:
             return
         handoff.cause, handoff.message = cause, f.text(message)
         self._timers.cancel(("life", handoff))
         decode = next((exchange.attempt.decode for exchange in handoff.exchanges.values()), "")
         self._rooms.end(handoff, decode, self._now)
         for exchange in handoff.all:
-            if exchange.state in ENDED:
+            if exchange.state in PREFILL_ENDED:
                 continue
             if exchange.settled:
                 self._move(exchange, Trigger.ENDED)
@@ -161,7 +157,7 @@ class PrefillMachineBase(Machine[PrefillState], ABC):
             cause = handoff.cause if exchange.state is S.FAILED else None
             sums = (exchange.bytes_moved, exchange.checksum)
             self._end_attempt(Tombstone(opened.attempt, handoff.room, cause, handoff.message, *sums))
-        if handoff.state not in ENDED:
+        if handoff.state not in PREFILL_ENDED:
             return
         if handoff.state is S.DONE:
             self._timers.cancel(("life", handoff))
@@ -203,7 +199,7 @@ class PrefillMachineBase(Machine[PrefillState], ABC):
         super()._on_drain(event)
         for handoff in self._rooms.live():
             if handoff.request is None:
-                self._fail(handoff, Cause.REFUSED, "prefill is draining and takes no new requests")
+                self._fail(handoff, Cause.REFUSED, DRAINING)
 
     def _on_shutdown(self, _: Shutdown) -> None:
         self.draining = True
@@ -252,7 +248,7 @@ class PrefillMachineBase(Machine[PrefillState], ABC):
 
     def _answer(self, exchange: RankExchange) -> None:
         """Send decode how a known attempt stands."""
-        if exchange.state in LIVE:
+        if exchange.state in PREFILL_LIVE:
             self._send(exchange.attempt.decode, f.Accepted, exchange, offered=exchange.offer is not None)
         else:
             self._send_unsettled(exchange)

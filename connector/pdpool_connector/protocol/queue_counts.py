@@ -19,7 +19,7 @@ class QueueCounts(Generic[State]):
         self._steps: dict[tuple[State | None, State], tuple[tuple[str, ...], tuple[str, ...]]] = {}
         """Cache: the labels that a step leaves, and those that it enters."""
         self._since: dict[str, dict[int, float]] = {label: {} for labels in labels.values() for label in labels}
-        self._went_on: Counter[str] = Counter()
+        self._moved: Counter[str] = Counter()
 
     def move(self, who: int, before: State | None, after: State, now: float, *, progress: bool) -> None:
         """Note that `who` goes from state `before` (None: it is new) to `after`. A state without labels is final.
@@ -35,7 +35,7 @@ class QueueCounts(Generic[State]):
             step = self._steps[before, after] = (left, entered)
         for label in step[0]:
             del self._since[label][who]
-            self._went_on[label] += progress
+            self._moved[label] += progress
         for label in step[1]:
             self._since[label][who] = now
 
@@ -52,6 +52,6 @@ class QueueCounts(Generic[State]):
         """When the oldest member of `label` entered it; None when it has no members."""
         return next(iter(self._since[label].values()), None)
 
-    def went_on(self, label: str) -> int:
+    def moved_total(self, label: str) -> int:
         """How many have left `label` with progress, not by failing."""
-        return self._went_on[label]
+        return self._moved[label]

@@ -2,16 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from pdpool_connector.protocol.states import DecodeState, PrefillState
+from pdpool_connector.protocol.states import DECODE_OVER, PREFILL_OVER
 
 if TYPE_CHECKING:
-    from pdpool_connector.protocol.decode import DecodeAttempt
+    from pdpool_connector.protocol.attempt import DecodeAttempt
     from pdpool_connector.protocol.handoff import RankExchange
-
-PREFILL_OVER = frozenset({PrefillState.DONE, PrefillState.FAILED, PrefillState.QUIESCING, PrefillState.HELD})
-"""States in which prefill submits no further write."""
-DECODE_OVER = frozenset({DecodeState.DONE, DecodeState.FAILED, DecodeState.ABORTING, DecodeState.HELD})
-"""States in which decode waits for no further page."""
 
 
 def prefill_may_release(exchange: "RankExchange") -> bool:

@@ -79,6 +79,45 @@ FAILURES = frozenset({Trigger.ENDED, Trigger.BROKEN, Trigger.SETTLED, Trigger.UN
 
 P, D, T = PrefillState, DecodeState, Trigger
 
+PREFILL_LIVE = (P.WAITING, P.PARKED, P.MATCHED, P.READY, P.SENDING)
+"""States in which a hand-off makes progress at prefill, the one that is furthest behind first."""
+PREFILL_OVER = frozenset(P) - frozenset(PREFILL_LIVE)
+"""States in which prefill submits no further write."""
+PREFILL_ENDED = frozenset({P.DONE, P.FAILED})
+
+DECODE_LIVE = frozenset({D.CONNECTING, D.OPENED, D.OFFERED})
+DECODE_OVER = frozenset(D) - DECODE_LIVE
+"""States in which decode waits for no further page."""
+
+PREFILL_QUEUES: Mapping[PrefillState, tuple[str, ...]] = MappingProxyType(
+    {
+        P.WAITING: ("waiting", "prefill_bootstrap"),
+        P.PARKED: ("parked",),
+        P.MATCHED: ("matched", "prefill_bootstrap"),
+        P.READY: ("ready", "prefill_bootstrap"),
+        P.SENDING: ("sending", "prefill_inflight"),
+        P.QUIESCING: ("quiescing",),
+        P.HELD: ("held",),
+    }
+)
+"""The labels of each state in the queue counts: its own, and the public queue that it belongs to."""
+
+DECODE_QUEUES: Mapping[DecodeState, tuple[str, ...]] = MappingProxyType(
+    {
+        D.CONNECTING: ("connecting", "decode_transfer"),
+        D.OPENED: ("opened",),
+        D.OFFERED: ("offered", "decode_transfer"),
+        D.ABORTING: ("aborting",),
+        D.HELD: ("held",),
+    }
+)
+
+
+def is_public_queue(label: str) -> bool:
+    """Whether a label names a public queue, which has a side in its name, and not a state."""
+    return "_" in label
+
+
 PREFILL_TRANSITIONS: Mapping[tuple[PrefillState | None, Trigger], PrefillState] = MappingProxyType(
     {
         (None, T.REQUESTED): P.WAITING,

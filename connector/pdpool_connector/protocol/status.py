@@ -41,9 +41,9 @@ class Cause(StrEnum):
     PEER_LOST = "peer_lost"
     """The other process ended, restarted, or could not be reached at all."""
     TRANSFER_FAILED = "transfer_failed"
-    """The data plane reported an error."""
+    """The transfer backend reported an error."""
     CORRUPT = "corrupt"
-    """The data plane reported success, and the checksum of what landed is not that of what was sent."""
+    """The transfer backend reported success, and the checksum of what landed is not that of what was sent."""
     SHUTDOWN = "shutdown"
     """This side's connector was closed."""
     FORGOTTEN = "forgotten"
@@ -88,6 +88,13 @@ class TransferStatus(msgspec.Struct, frozen=True, gc=False):
         """True for DONE and FAILED."""
         return self.phase is Phase.DONE or self.phase is Phase.FAILED
 
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, and its pages may be given back."""
+        return self.ended and self.releasable
 
+
+ABORTS: Final = frozenset({Cause.ABORTED, Cause.PEER_ABORTED})
+"""Causes for which nothing is at fault: a client has gone."""
 JUST_OPENED: Final = TransferStatus(Phase.WAITING)
 """The status of a transfer when `open` returns. The machines report what differs from it."""

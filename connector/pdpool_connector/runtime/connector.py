@@ -18,7 +18,7 @@ from typing import Any, Generic, Literal, Self, SupportsIndex, TypeVar
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from pdpool_connector.flight.files import Flight, Speaker
+from pdpool_connector.flight.files import Flight, Source
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory, encode_remote
 from pdpool_connector.layout.pairing import ModelShard
 from pdpool_connector.layout.staging import Staging
@@ -27,6 +27,7 @@ from pdpool_connector.protocol.events import AbortTransfer, Drain, Effect, Event
 from pdpool_connector.protocol.fence import Proof, describe, kinds_of
 from pdpool_connector.protocol.frames import Frame
 from pdpool_connector.protocol.prefill import PrefillMachine
+from pdpool_connector.protocol.states import is_public_queue
 from pdpool_connector.protocol.status import Cause, Phase, TransferStatus
 from pdpool_connector.runtime.admin import AdminEndpoint, drain_handlers
 from pdpool_connector.runtime.arguments import OnChange, Running
@@ -97,9 +98,8 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
             at_end=self._at_end,
             torn=self._on_torn,
             timeouts=config.timeouts,
-            clock=parts.clock,
         )
-        self._drops = Drops(parts.clock, config.timeouts)
+        self._drops = Drops(time.monotonic, config.timeouts)
         self._ports = Ports(config, self._reactor, self._drops)
         self._flight = self._open_flight()
         self._driver = MachineDriver(
@@ -137,7 +137,7 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
         )
         self._publisher = StatsPublisher(self._take_snapshot, self._reactor.lag, config.timeouts)
         self._spans = open_spans(self.role, config.rank)
-        self._outcomes = OutcomeLog(self.role, config.rank, self._spans, parts.clock)
+        self._outcomes = OutcomeLog(self.role, config.rank, self._spans)
         self._remote_form = b""
         self._handles = count(1)
         self._transfers: TransferTable[AnyTransfer] = TransferTable(on_change)
@@ -568,8 +568,8 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
     def _open_flight(self) -> Flight | None:
         if self.config.flight_dir is None:
             return None
-        speaker = Speaker(self.role, self.config.rank, self.incarnation, self.config.timeouts)
-        return Flight(Path(self.config.flight_dir), speaker)
+        source = Source(self.role, self.config.rank, self.incarnation, self.config.timeouts)
+        return Flight(Path(self.config.flight_dir), source)
 
     # --- Statistics ---
 
@@ -594,9 +594,9 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
             engine_beat_age_s=None,
             engine_paused=False,
             draining=self._machine.draining,
-            queues={label: queue for label, queue in counts.items() if "_" in label},
+            queues={label: queue for label, queue in counts.items() if is_public_queue(label)},
             engine_queues={},
-            attempts={label: queue for label, queue in counts.items() if "_" not in label},
+            attempts={label: queue for label, queue in counts.items() if not is_public_queue(label)},
             outcomes=dict(self._outcomes.outcomes),
             causes=dict(self._outcomes.causes),
             releases=self._outcomes.releases,

@@ -1,8 +1,7 @@
 """Decode's connector: opens hand-offs, offers memory to prefills, and says when the cache has landed."""
 
 import logging
-import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Final, SupportsIndex
@@ -15,7 +14,8 @@ from pdpool_connector.layout.checksum import CopyPages, PageSums
 from pdpool_connector.layout.memory import KVMemory, LayoutError, decode_remote
 from pdpool_connector.layout.pairing import pair
 from pdpool_connector.protocol import frames as f
-from pdpool_connector.protocol.decode import DecodeAttempt, DecodeMachine
+from pdpool_connector.protocol.attempt import DecodeAttempt
+from pdpool_connector.protocol.decode import DecodeMachine
 from pdpool_connector.protocol.events import (
     Connect,
     Effect,
@@ -79,10 +79,9 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
         copy_pages: CopyPages | None = None,
         backend: TransferBackend | None = None,
         identity: Identity | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         instance = check_arguments(config, memory, on_change, running)
-        parts = make_parts("decode", config, backend, identity, clock)
+        parts = make_parts("decode", config, backend, identity)
         machine = DecodeMachine(parts.identity.incarnation, config.timeouts)
         super().__init__(
             config, memory, instance, machine, parts, on_change=on_change, registry=registry, running=running

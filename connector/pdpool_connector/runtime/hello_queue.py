@@ -34,7 +34,7 @@ class HelloQueue:
         self._waiting: dict[int, tuple[Hello, bytes]] = {}
         self._free_at = 0.0
 
-    def come(self, hello: Hello, route: bytes, connection: int) -> None:
+    def add(self, hello: Hello, route: bytes, connection: int) -> None:
         """Add a Hello."""
         if connection not in self._waiting and len(self._waiting) >= MAX_WAITING:
             self._drops.note("hello", f"{MAX_WAITING} others wait already")

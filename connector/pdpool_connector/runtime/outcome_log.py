@@ -1,8 +1,8 @@
 """Counts and logs how hand-offs end: in counters, in a histogram, and in one line of the log each.
 
 The lines of both sides have the same `attempt=`, and `room=` and `request_id=`. A search for one of them in the logs of
-all processes gives the life of a hand-off. Its end is one line at INFO, or at WARNING
-when it failed other than by an abort. The rate of these lines is bounded. Every other step is one line at DEBUG.
+all processes gives the life of a hand-off. Its end is one line at INFO, or at WARNING when it failed other than by an
+abort. The rate of these lines is bounded. Every other step is one line at DEBUG.
 """
 
 import logging
@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from pdpool_connector.protocol.frames import AttemptId
-from pdpool_connector.protocol.status import Cause, TransferStatus
+from pdpool_connector.protocol.status import ABORTS, TransferStatus
+from pdpool_connector.protocol.token_bucket import TokenBucket
 from pdpool_connector.runtime.spans import Spans
 from pdpool_connector.runtime.stats import Distribution
 from pdpool_connector.runtime.transfer import Transfer
@@ -25,25 +26,6 @@ RELEASE_BUCKETS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 LINES_BURST: Final = 50
 LINES_PER_SECOND: Final = 10.0
 """Lines about ends, for each level: what is beyond is counted in the next line that is written."""
-ABORTS: Final = frozenset({Cause.ABORTED, Cause.PEER_ABORTED})
-
-
-class Budget:
-    """`LINES_BURST` lines at once, then `LINES_PER_SECOND`; the others are counted."""
-
-    def __init__(self, now: float) -> None:
-        self._left, self._filled = float(LINES_BURST), now
-        self.skipped = 0
-
-    def take(self, now: float) -> bool:
-        """True when one more may be written."""
-        self._left = min(LINES_BURST, self._left + (now - self._filled) * LINES_PER_SECOND)
-        self._filled = now
-        if self._left < 1:
-            self.skipped += 1
-            return False
-        self._left -= 1
-        return True
 
 
 class OutcomeLog:
@@ -54,7 +36,11 @@ class OutcomeLog:
     ) -> None:
         self._who, self._clock = f"{role} rank={rank}", clock
         self._spans = spans
-        self._budgets = {level: Budget(clock()) for level in (logging.INFO, logging.WARNING)}
+        self._buckets = {
+            level: TokenBucket(LINES_BURST, LINES_PER_SECOND, clock()) for level in (logging.INFO, logging.WARNING)
+        }
+        self._skipped: Counter[int] = Counter()
+        """Lines of each level that were not written since the last one that was."""
         self._held: set[AttemptId] = set()
         self._release_counts = [0] * (len(RELEASE_BUCKETS) + 1)
         self._release_sum = 0.0
@@ -118,9 +104,10 @@ class OutcomeLog:
     def _say(self, level: int, text: str, *values: object) -> None:
         if not log.isEnabledFor(level):
             return
-        budget = self._budgets[level]
-        if budget.take(self._clock()) or log.isEnabledFor(logging.DEBUG):
-            skipped, budget.skipped = budget.skipped, 0
+        taken = self._buckets[level].take(self._clock())
+        self._skipped[level] += not taken
+        if taken or log.isEnabledFor(logging.DEBUG):
+            skipped = self._skipped.pop(level)
             log.log(level, text + (f" ({skipped} like this not logged before)" if skipped else ""), self._who, *values)
 
 

@@ -1,8 +1,6 @@
 """What a connector is composed of; tests give their own."""
 
 import secrets
-import time
-from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from pdpool_connector.backends import open_backend
@@ -19,17 +17,10 @@ class Identity(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Parts of a connector.
-
-    Attributes:
-        backend: Moves the pages.
-        identity: Names this connector and its process.
-        clock: Monotonic seconds.
-    """
+    """Parts of a connector. `backend` moves the pages."""
 
     backend: TransferBackend
     identity: Identity
-    clock: Callable[[], float]
 
 
 def make_parts(
@@ -37,7 +28,6 @@ def make_parts(
     config: ConnectorConfig,
     backend: TransferBackend | None = None,
     identity: Identity | None = None,
-    clock: Callable[[], float] = time.monotonic,
 ) -> Parts:
     """The parts that are given, and the usual ones for those that are not."""
     identity = identity or new_identity(config.pod_uid)
@@ -49,7 +39,7 @@ def make_parts(
             host=config.advertise_host,
             timeouts=config.timeouts,
         )
-    return Parts(backend, identity, clock)
+    return Parts(backend, identity)
 
 
 def new_identity(pod_uid: str) -> Identity:

@@ -76,7 +76,7 @@ class PeerTableOwner(Protocol):
     def on_misfit_gone(self, incarnation: str) -> None:
         """The connection of a decode that does not fit has ended."""
 
-    def send_to(self, route: bytes, frame: f.HelloRefused | f.Goodbye) -> None:
+    def send_to(self, route: bytes, frame: f.Frame) -> None:
         """Send a frame that belongs to no attempt."""
 
 
@@ -120,7 +120,7 @@ class PeerTable:
         peer = self._peers.get(incarnation)
         return peer if peer is not None and peer.paired else None
 
-    def speaker(self, sender: str, route: bytes) -> Peer | None:
+    def sender(self, sender: str, route: bytes) -> Peer | None:
         """The paired peer `sender`, if its Hello came by the same connection as the frame."""
         peer = self._peers.get(sender)
         if peer is None or not peer.paired or (peer.route != route and route not in peer.routes):
@@ -160,7 +160,7 @@ class PeerTable:
             self._hellos.ended(connection)
             self._judge(hello, route, connection)
         else:
-            self._hellos.come(hello, route, connection)
+            self._hellos.add(hello, route, connection)
 
     def _judge(self, hello: f.Hello, route: bytes, connection: int) -> None:
         peer = self._peers.get(hello.sender)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Container
+from collections.abc import Container
 from functools import partial
 from typing import SupportsIndex
 
@@ -58,7 +58,7 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
         running: Says how many requests the engine has under way, for the drain through the admin socket.
         copy_pages: Copies pages of one region of a device to the host, for checksums; called in threads of the
             connector. Without it pages of a device have no checksums.
-        backend, identity, clock: Parts that tests replace; None or the default for the usual ones.
+        backend, identity: Parts that tests replace; None for the usual ones.
 
     Raises:
         ValueError: The memory does not fit the configuration, or a rank above 0 has no registry.
@@ -78,12 +78,11 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
         copy_pages: CopyPages | None = None,
         backend: TransferBackend | None = None,
         identity: Identity | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if config.rank > 0 and config.registry is None:
             raise ValueError(f"registry is missing: rank {config.rank} has to register at that of rank 0")
         instance = check_arguments(config, memory, on_change, running)
-        parts = make_parts("prefill", config, backend, identity, clock)
+        parts = make_parts("prefill", config, backend, identity)
         machine = PrefillMachine(parts.identity.incarnation, config.timeouts)
         # The CPU gathers pages, and never touches the memory of a device.
         staged = config.staging_bytes and parts.backend.stages and not memory.on_device
@@ -188,7 +187,7 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
             if connection >= 0:
                 self._peers.greet(frame, arrival.route, connection)
             return
-        peer = self._peers.speaker(frame.sender, arrival.route)
+        peer = self._peers.sender(frame.sender, arrival.route)
         if peer is None and isinstance(frame, f.Abort | f.Ack) and self._peers.is_misfit(frame.sender, arrival.route):
             self._driver.drive(Received(frame))
             return
@@ -237,7 +236,7 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
         self._driver.drive(PeerReady(peer.incarnation, peer.version))
         answer = f.HelloOk(version=peer.version, sender=self.incarnation, memory=self._remote_form)
         for route in peer.routes:
-            self._send(route, answer)
+            self.send_to(route, answer)
 
     def on_peer_lost(self, peer: Peer, message: str) -> None:
         """See `PeerTableOwner`."""
@@ -251,11 +250,8 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
         """See `PeerTableOwner`."""
         self._driver.drive(PeerLost(incarnation, "a decode that does not fit has closed its connection"))
 
-    def send_to(self, route: bytes, frame: f.HelloRefused | f.Goodbye) -> None:
+    def send_to(self, route: bytes, frame: f.Frame) -> None:
         """See `PeerTableOwner`."""
-        self._send(route, frame)
-
-    def _send(self, route: bytes, frame: f.Frame) -> None:
         self._driver.send(frame, partial(self._ports.control.send, route, frame))
 
     def _mark_lost(self, peer: str, why: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pdpool_connector.layout.memory import KVMemory
 from pdpool_connector.layout.process import ProcessName
-from pdpool_connector.protocol.decode import DecodeAttempt
+from pdpool_connector.protocol.attempt import DecodeAttempt
 from pdpool_connector.protocol.handoff import RankExchange
 from pdpool_connector.protocol.queue_counts import QueueCounts
 from pdpool_connector.protocol.timeouts import Timeouts
@@ -82,7 +82,7 @@ class StatsPublisher:
         assert self._snapshot is not None
         snapshot, now = self._snapshot, time.monotonic()
         beat = self._beat
-        shown = {name: _aged(now - at, queue) for name, (at, queue) in self._queues.items()}
+        shown = {name: _aged(now - at, queue) for name, (at, queue) in list(self._queues.items())}
         return replace(
             snapshot,
             uptime_s=now - self._born,
@@ -105,7 +105,7 @@ def queues_of(queues: QueueCounts[Any], now: float) -> dict[str, QueueStats]:
         label: QueueStats(
             queues.count(label),
             None if (since := queues.oldest(label)) is None else now - since,
-            queues.went_on(label),
+            queues.moved_total(label),
         )
         for label in queues.labels
     }

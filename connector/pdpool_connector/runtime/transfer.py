@@ -106,7 +106,7 @@ class Transfer:
         Raises:
             TimeoutError: It is not releasable within `timeout_s`.
         """
-        return self._wait(_is_over, timeout_s, "is not releasable")
+        return self._wait(lambda status: status.over, timeout_s, "is not releasable")
 
     def raise_for_status(self) -> None:
         """Raise HandoffError if the hand-off has failed; return otherwise, also while it is under way."""
@@ -133,7 +133,7 @@ class Transfer:
     def _attach(self, release: Callable[[], None]) -> None:
         """Call `release` once the hand-off is releasable; now if it is already. It must neither block nor raise."""
         with self._lock:
-            if not _is_over(self.status):
+            if not self.status.over:
                 self._attached.append(release)
                 return
         self._call(release)
@@ -144,7 +144,7 @@ class Transfer:
             self._before(status)
             self.status = status
             attached: list[Callable[[], None]] = []
-            if _is_over(status):
+            if status.over:
                 attached, self._attached = self._attached, attached
             for changed in self._waiting:
                 changed.set()
@@ -294,9 +294,5 @@ class DecodeTransfer(Transfer):
 
     def _before(self, status: TransferStatus) -> None:
         """The memory may be offered again before any engine can read that in the status."""
-        if _is_over(status):
+        if status.over:
             self._guard.give_back(self._handle)
-
-
-def _is_over(status: TransferStatus) -> bool:
-    return status.ended and status.releasable

@@ -32,9 +32,6 @@ class TransferTable(Generic[AnyTransfer]):
         """A copy, for other threads add while this one reads."""
         return iter(list(self._known.values()))
 
-    def __len__(self) -> int:
-        return len(self._known)
-
     def get(self, handle: int) -> AnyTransfer | None:
         """The hand-off with a handle; None when it is over."""
         return self._known.get(handle)
@@ -55,7 +52,7 @@ class TransferTable(Generic[AnyTransfer]):
                 transfer._in_poll = True
                 self._changed[transfer._handle] = transfer
         self._has_news = True
-        if status.ended and status.releasable:
+        if status.over:
             self._known.pop(transfer._handle, None)
 
     def notify(self) -> None:

@@ -82,7 +82,7 @@ class HttpServer:
     ) -> int:
         """Listen on `port` (0 = any) and return it; `handlers` by method and path. Raises OSError if it cannot bind."""
         work = self._serve(port, pages, handlers or {})
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(self._timeouts.http_start_s)
+        return self.submit(work).result(self._timeouts.http_start_s)
 
     def serve_socket(self, path: Path, handlers: Mapping[tuple[str, str], Handler]) -> None:
         """Listen on a Unix socket that only this user may connect to. Raises OSError if it cannot bind.
@@ -90,7 +90,7 @@ class HttpServer:
         A socket that a former process left at the path is removed; one that is still served raises OSError.
         """
         work = self._serve_socket(path, handlers)
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(self._timeouts.http_start_s)
+        self.submit(work).result(self._timeouts.http_start_s)
 
     def submit(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
         """Run a coroutine in the server's thread, from any thread; `close` cancels it."""
@@ -99,10 +99,9 @@ class HttpServer:
     def close(self) -> None:
         """Stop listening and end the thread. Idempotent; the next call completes one that was interrupted."""
         if self._stopped is None:
-            self._stopped = asyncio.run_coroutine_threadsafe(self._stop(), self._loop)
-        self._stopped.result(
-            self._timeouts.http_start_s
-        )  # of the first: a second would cancel it, and be cancelled by it
+            self._stopped = self.submit(self._stop())
+        # Of the first call: a second stop would cancel it, and be cancelled by it.
+        self._stopped.result(self._timeouts.http_start_s)
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(self._timeouts.http_start_s)

@@ -32,7 +32,6 @@ STOP_S = 10.0
 PROBE_S = 0.1
 REPORT_S = 2.0
 """A wait reports this often that it goes on."""
-LOG_TAIL_BYTES = 4000
 LOG_END_LINES = 20
 TRACEBACK = "Traceback (most recent call last):"
 LOGS_PREFIX = "pdpool-logs-"
@@ -75,10 +74,6 @@ class Child:
         """Base URL of its HTTP interface."""
         url: str = self.addresses["http"]
         return url
-
-    def log_tail(self) -> str:
-        """Return the end of its stderr."""
-        return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
 
     def end_of_log(self) -> str:
         """Return why it ended, from its log: the message of an exception without traceback, else the last lines."""

@@ -83,10 +83,10 @@ class _Story:
         self._console.print(f"{time.monotonic() - self._began:6.1f} s  {line}", style="dim", markup=False)
 
 
-def stream_chat(url: str, question: str, max_tokens: int = ANSWER_TOKENS) -> Iterator[str]:
+def stream_chat(url: str, question: str) -> Iterator[str]:
     """Yield the pieces of a greedy chat answer. Raises LaunchError when it ends in an error or is incomplete."""
     body = {"model": "default", "messages": [{"role": "user", "content": question}], "stream": True}
-    body |= {"temperature": 0, "max_tokens": max_tokens}
+    body |= {"temperature": 0, "max_tokens": ANSWER_TOKENS}
     request = urllib.request.Request(  # noqa: S310 - a loopback URL made here
         f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )

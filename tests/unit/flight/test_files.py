@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from pdpool_connector.flight import files
-from pdpool_connector.flight.files import BURST, Flight, Speaker, prune
+from pdpool_connector.flight.files import BURST, Flight, Source, prune
 from pdpool_connector.flight.record import SUFFIX, decode_record
 from pdpool_connector.flight.recorder import RING
 from pdpool_connector.protocol.events import AbortTransfer, Event, OfferPages, OpenAttempt, OpenRequest, Received, Tick
@@ -24,7 +24,7 @@ HELD = TransferStatus(Phase.FAILED, Cause.TIMED_OUT, "late", releasable=False)
 
 
 def flight(directory: Path, clock=time.monotonic) -> Flight:
-    return Flight(directory, Speaker("prefill", 0, ME, Timeouts()), clock)
+    return Flight(directory, Source("prefill", 0, ME, Timeouts()), clock)
 
 
 def fail(recorder: Flight, handle: int, status: TransferStatus = FAILED) -> None:

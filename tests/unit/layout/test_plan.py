@@ -288,7 +288,9 @@ def rank_with_draft(shard, draft, layout, seed):
     """A rank of a model whose second layer is a draft model's, with `draft` heads of another size."""
     first, count = shard.heads_of(draft)
     own = LayerHeads(shard.kv_heads, 1, shard.first_head, shard.total_heads), LayerHeads(count, 3, first, draft)
-    return Rank(heads=own, layout=layout, head_bytes=(4, 4), seed=seed, **shard.geometry)
+    fields = ("first_layer", "layers", "total_layers", "first_head", "kv_heads", "total_heads")
+    share = {field: getattr(shard, field) for field in fields}
+    return Rank(heads=own, layout=layout, head_bytes=(4, 4), seed=seed, **share)
 
 
 def test_memories_with_nothing_in_common_exchange_aux_rows_only():

@@ -5,7 +5,8 @@ from math import prod
 
 import numpy as np
 import pytest
-from pdpool_connector.layout.memory import KVMemory, LayerHeads, LayoutError, Region, StatePool, kv_split
+from pdpool_connector import kv_split
+from pdpool_connector.layout.memory import KVMemory, LayerHeads, LayoutError, Region, StatePool
 
 
 @dataclass

@@ -283,9 +283,9 @@ class TestQueues:
         side.attempt(2, room=8, rid="b")
         side.wait(6)
         queues = side.machine.queues
-        assert (queues.went_on("prefill_bootstrap"), queues.count("prefill_bootstrap")) == (0, 1)
+        assert (queues.moved_total("prefill_bootstrap"), queues.count("prefill_bootstrap")) == (0, 1)
         side.send(2)
-        assert (queues.went_on("prefill_bootstrap"), queues.count("prefill_inflight")) == (1, 1)
+        assert (queues.moved_total("prefill_bootstrap"), queues.count("prefill_inflight")) == (1, 1)
 
 
 class TestTombstones:

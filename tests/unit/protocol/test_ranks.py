@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import AbortTransfer, Drain, Fenced, PeerLost, WriteResult
-from pdpool_connector.protocol.handoff import ENDED, HandOff, RankExchange, aggregate
-from pdpool_connector.protocol.states import PREFILL_PHASES, PrefillState
+from pdpool_connector.protocol.handoff import HandOff, RankExchange, aggregate
+from pdpool_connector.protocol.states import PREFILL_ENDED, PREFILL_PHASES, PrefillState
 from pdpool_connector.protocol.status import Cause, Phase
 
 from tests.unit.protocol.instances import Instances
@@ -353,8 +353,8 @@ class TestAggregate:
         whole = aggregate(states)
         assert (whole is S.DONE) == all(state is S.DONE for state in states)
         assert (whole in FAILING) == any(state in FAILING for state in states)
-        if whole in ENDED:
-            assert set(states) <= ENDED
+        if whole in PREFILL_ENDED:
+            assert set(states) <= PREFILL_ENDED
         if S.HELD in states:
             assert whole is S.HELD
 

@@ -32,8 +32,8 @@ class Prefill:
         assert when >= self.now, "time to come"
         self.due = (when, call)
 
-    def come(self, size: int, connection: int) -> None:
-        self.hellos.come(hello(size), b"%d" % connection, connection)
+    def add(self, size: int, connection: int) -> None:
+        self.hellos.add(hello(size), b"%d" % connection, connection)
 
     def run(self) -> list[int]:
         """Let time pass until nothing is due; who has been judged, in order."""
@@ -49,13 +49,13 @@ def prefill() -> Prefill:
 
 
 def test_first_hello_is_checked_at_once(prefill) -> None:
-    prefill.come(10, 1)
+    prefill.add(10, 1)
     assert prefill.judged == [(1, 100.0)]
 
 
 def test_flood_takes_its_share_of_time(prefill) -> None:
     for connection in range(50):
-        prefill.come(16, connection)
+        prefill.add(16, connection)
     prefill.run()
     assert len(prefill.judged) == 50
     spent, passed = 50 * 0.016, prefill.judged[-1][1] + 0.016 - 100.0
@@ -64,19 +64,19 @@ def test_flood_takes_its_share_of_time(prefill) -> None:
 
 def test_small_hellos_go_first(prefill) -> None:
     for connection, size in enumerate((9, 16, 2, 16, 2), 1):
-        prefill.come(size, connection)
+        prefill.add(size, connection)
     assert prefill.run() == [1, 3, 5, 2, 4]
 
 
 def test_last_hello_of_a_connection_counts(prefill) -> None:
     for connection, size in ((1, 9), (2, 16), (3, 8), (2, 4)):
-        prefill.come(size, connection)
+        prefill.add(size, connection)
     assert prefill.run() == [1, 2, 3]
 
 
 def test_who_has_left_is_not_judged(prefill) -> None:
     for connection in (1, 2, 3):
-        prefill.come(9, connection)
+        prefill.add(9, connection)
     prefill.hellos.ended(2)
     prefill.hellos.ended(7)
     assert prefill.run() == [1, 3]
@@ -84,15 +84,15 @@ def test_who_has_left_is_not_judged(prefill) -> None:
 
 def test_waiting_hellos_are_bounded(prefill) -> None:
     for connection in range(MAX_WAITING + 3):
-        prefill.come(1, connection)
+        prefill.add(1, connection)
     assert prefill.drops.counts() == {"hello": 2}, "one has been judged, and the others wait"
     assert prefill.run() == list(range(MAX_WAITING + 1))
 
 
 def test_small_hello_replaces_the_largest(prefill) -> None:
     for connection in range(MAX_WAITING + 1):
-        prefill.come(16 + (connection == 100), connection)
-    prefill.come(2, 1000)
+        prefill.add(16 + (connection == 100), connection)
+    prefill.add(2, 1000)
     judged = prefill.run()
     assert judged[:2] == [0, 1000]
     assert set(range(MAX_WAITING + 1)) - set(judged) == {100}
@@ -101,6 +101,6 @@ def test_small_hello_replaces_the_largest(prefill) -> None:
 def test_hello_after_a_fault_is_checked(prefill) -> None:
     prefill.raises_at = 1
     with pytest.raises(ValueError, match="a fault"):
-        prefill.come(9, 1)
-    prefill.come(9, 2)
+        prefill.add(9, 1)
+    prefill.add(9, 2)
     assert prefill.run() == [1, 2]

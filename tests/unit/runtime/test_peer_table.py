@@ -188,7 +188,7 @@ def test_known_decode_waits_behind_no_other(prefill) -> None:
     prefill.hello(B, 3)
     prefill.table.connection_ended(1)
     prefill.hello(A, 4)
-    assert prefill.table.speaker(A, b"4") is not None
+    assert prefill.table.sender(A, b"4") is not None
     assert B not in prefill.table
 
 
@@ -226,13 +226,13 @@ def test_decode_may_use_two_connections(prefill) -> None:
     prefill.pair(B, 2, "h:2")
     prefill.hello(A, 3)
     for number in (1, 3, 1):
-        peer = prefill.table.speaker(A, b"%d" % number)
+        peer = prefill.table.sender(A, b"%d" % number)
         assert (peer.incarnation, peer.route) == (A, b"3")
-    assert prefill.table.speaker(A, b"2") is None
-    assert prefill.table.speaker(A, b"4") is None
+    assert prefill.table.sender(A, b"2") is None
+    assert prefill.table.sender(A, b"4") is None
     prefill.table.connection_ended(1)
     assert not prefill.timers
-    assert prefill.table.speaker(A, b"1") is None
+    assert prefill.table.sender(A, b"1") is None
     prefill.table.connection_ended(3)
     prefill.run(2 * GRACE_S)
     assert prefill.paired() == {B}
@@ -245,8 +245,8 @@ def test_decode_lives_on_by_other_connection(prefill) -> None:
     prefill.run(GRACE_S / 2)
     ((route, asked),) = prefill.sent
     assert (route, type(asked), asked.retry) == (b"1", f.HelloRefused, True)
-    assert prefill.table.speaker(A, b"2") is not None, "what it had said before is heard"
-    peer = prefill.table.speaker(A, b"1")
+    assert prefill.table.sender(A, b"2") is not None, "what it had said before is heard"
+    peer = prefill.table.sender(A, b"1")
     assert peer.route == b"1"
     prefill.run(2 * GRACE_S)
     assert prefill.paired() == {A}
@@ -261,7 +261,7 @@ def test_connections_of_a_decode_are_bounded(prefill) -> None:
         prefill.hello(A, number)
     (peer,) = prefill.table
     assert len(peer.routes) == len(prefill.table._by_connection) == MAX_ROUTES
-    assert prefill.table.speaker(A, b"1") is None
+    assert prefill.table.sender(A, b"1") is None
 
 
 def test_decode_that_does_not_fit_may_send_aborts(prefill) -> None:
@@ -277,7 +277,7 @@ def test_decode_that_does_not_fit_may_send_aborts(prefill) -> None:
     assert (prefill.misfits, prefill.table.route_to(A)) == ({A: f.VERSION_MAX}, b"1")
     assert prefill.table.is_misfit(A, b"1")
     assert not prefill.table.is_misfit(A, b"2")
-    assert prefill.table.speaker(A, b"1") is None
+    assert prefill.table.sender(A, b"1") is None
     prefill.table.connection_ended(1)
     assert (prefill.misfits, prefill.table.route_to(A)) == ({}, None)
 
@@ -330,7 +330,7 @@ class Lives(RuleBasedStateMachine):
     def speaks(self, sender: str, choice: int) -> None:
         if self.open:
             number = sorted(self.open)[choice % len(self.open)]
-            peer = self.table.speaker(sender, b"%d" % number)
+            peer = self.table.sender(sender, b"%d" % number)
             if peer is not None:
                 assert peer.incarnation == sender
                 assert (number, sender) in self.said
