@@ -20,9 +20,10 @@ from pdpool_operator.build.router import router_deployment, router_spec_hash
 from pdpool_operator.build.settings import BuildSettings, PodDefaults
 from pdpool_operator.build.template import TemplateInvalid
 from pdpool_operator.observe import parse
+from pdpool_operator.observe.kept_out import with_operations
 from pdpool_operator.observe.model import ObservedInstance
 from pdpool_operator.observe.stateful_sets import pods_by_owner
-from pdpool_operator.plan.drain import needs_drain, with_operations
+from pdpool_operator.plan.drain import needs_drain
 from pdpool_operator.plan.selection import AT_FAULT, Selection, Selector
 from pdpool_operator.runtime.api import Api
 from pdpool_operator.runtime.api_errors import ForbiddenError, InvalidError

@@ -16,6 +16,7 @@ from . import app
 from .api import names
 from .build.settings import BuildSettings
 from .catch_up import CatchUp
+from .controller.engines import Engines
 from .controller.fences import Fencer
 from .controller.judge import Judge
 from .controller.node_fences import NodeFences
@@ -38,7 +39,6 @@ from .runtime.api import Api
 from .runtime.api_transport import connect
 from .runtime.cached_reads import CachedReads
 from .runtime.config import VARIABLES, Config, ConfigInvalidError, load
-from .runtime.engines import Engines
 from .runtime.keys import Keys
 from .runtime.lease import Elector
 from .runtime.lease_store import CALL_TIMEOUT_S, ApiLease
@@ -130,7 +130,7 @@ class Operator:
             clients.control, self.keys, f"operator {config.identity}", write_budget=self.elector.write_budget_s
         )
         fencer = Fencer(engines, self.sampler, self.lives, self.pod_nodes, now, self._count_fence)
-        self.judge.words_due = fencer.look
+        self.judge.fences_due = fencer.pools_due
         self.served = ServedFields(self.api, self.metrics.report_missing_fields)
         self.catch_up = CatchUp(
             self.api,

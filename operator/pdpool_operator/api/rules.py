@@ -13,7 +13,7 @@ MAX_RANKS = 64
 
 
 class Rule(NamedTuple):
-    """One rule. `holds` receives a `PoolSpec`."""
+    """One rule. `holds` receives the model whose schema has the rule."""
 
     cel: str
     message: str

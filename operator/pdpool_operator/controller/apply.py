@@ -1,4 +1,4 @@
-"""Carries out a plan. Only this module writes to the cluster and to routers."""
+"""Carries out a plan. Only this module writes objects that the operator owns, and to routers."""
 
 import asyncio
 import itertools

@@ -1,7 +1,7 @@
 """Sends fences to engines: proofs that a peer has ended. Repeats them as needed and remembers which were sent."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -14,9 +14,9 @@ from ..observe.pod_nodes import PodNodes
 from ..observe.sampler import Sampler
 from ..observe.samples import RankSample
 from ..plan.fences import Fencing, Unproven, plan_fences
-from ..plan.model import Event, EventType, Fence, Whom
-from ..runtime.engines import Engines, Told
+from ..plan.model import Event, EventType, Fence, HoldKey
 from ..status.chain import find
+from .engines import Engines, FenceResult
 
 AGAIN = timedelta(seconds=15)
 """Time after which a fence that had no effect is sent again. It doubles with each try.
@@ -29,7 +29,7 @@ PATIENCE = timedelta(seconds=30)
 
 Hold = tuple[str, int, str]
 """Name of the holder's pod, rank, incarnation of the peer."""
-Looks = Mapping[str, Mapping[int, RankSample]]
+Samples = Mapping[str, Mapping[int, RankSample]]
 """By UID of the pod, then by rank."""
 
 
@@ -47,14 +47,14 @@ class Fencer:
     ) -> None:
         self._engines, self._sampler, self._lives, self._nodes = engines, sampler, lives, nodes
         self._now, self._count = now, count
-        self._given: dict[Whom, _Given] = {}
+        self._sent: dict[HoldKey, _Sent] = {}
         self._pools: dict[Key, _Pool] = {}
 
-    def look(self, pools: Mapping[Key, ObservedPool]) -> list[Key]:
+    def pools_due(self, pools: Mapping[Key, ObservedPool]) -> list[Key]:
         """Decide again; return the pools that need a fence sent or a new status."""
-        looks = self._sampler.samples()
-        self._pools = {key: self._decide(key, pool, looks) for key, pool in pools.items()}
-        self._forget(looks)
+        samples = self._sampler.samples()
+        self._pools = {key: self._decide(key, pool, samples) for key, pool in pools.items()}
+        self._forget(samples)
         return [
             key for key, mine in self._pools.items() if mine.lasting != mine.shown or any(map(self.due, mine.fences))
         ]
@@ -72,50 +72,46 @@ class Fencer:
 
     def due(self, fence: Fence) -> bool:
         """Whether a fence was never sent, or so long ago that it is sent again."""
-        given = self._given.get(fence.whom)
-        return given is None or self._now() - given.at >= given.wait
+        sent = self._sent.get(fence.hold_key)
+        return sent is None or self._now() - sent.at >= sent.wait
 
-    async def give(self, fences: Sequence[Fence]) -> tuple[Event, ...]:
-        """Send all fences; return the events that describe the results."""
-        return tuple(event for one in await self.send(fences) if (event := _event(one)) is not None)
-
-    async def send(self, fences: Sequence[Fence]) -> Sequence[Told]:
+    async def send(self, fences: Sequence[Fence]) -> Sequence[FenceResult]:
         """Send all fences; return the results."""
-        told = await asyncio.gather(*(self._engines.fence(fence) for fence in fences))
-        for one in told:
+        results = await asyncio.gather(*(self._engines.fence(fence) for fence in fences))
+        for one in results:
             self._count(one.outcome)
-            whom = one.fence.whom
-            wait = min(2 * self._given[whom].wait, AT_LATEST) if whom in self._given else AGAIN
-            self._given[whom] = _Given(self._now(), wait)
-        return told
+            hold = one.fence.hold_key
+            wait = min(2 * self._sent[hold].wait, AT_LATEST) if hold in self._sent else AGAIN
+            self._sent[hold] = _Sent(self._now(), wait)
+        return results
 
-    def _decide(self, key: Key, pool: ObservedPool, looks: Looks) -> "_Pool":
-        fencing = plan_fences(_pods(pool), looks, self._lives.of, self._nodes.of)
+    def _decide(self, key: Key, pool: ObservedPool, samples: Samples) -> "_Pool":
+        fencing = plan_fences(_pods(pool), samples, self._lives.of, self._nodes.of)
         before, uid, now = self._pools.get(key), pool.pool.metadata.uid, self._now()
         if before is None or before.uid != uid:
             before = None
         # Holds that the status already shows have waited under the previous operator.
-        fresh = now if before is not None or not _told(pool) else now - PATIENCE
+        fresh = now if before is not None or not _shows_unproven(pool) else now - PATIENCE
         since = {_hold(one): fresh for one in fencing.unproven}
         if before is not None:
             since |= {hold: at for hold, at in before.since.items() if hold in since}
         lasting = tuple(one for one in fencing.unproven if now - since[_hold(one)] >= PATIENCE)
         return _Pool(uid, fencing.fences, since, lasting, before.shown if before is not None else ())
 
-    def _forget(self, looks: Looks) -> None:
+    def _forget(self, samples: Samples) -> None:
         """Forget fences for memory that is no longer held."""
         held = {
             (uid, rank, hold.incarnation)
-            for uid, ranks in looks.items()
+            for uid, ranks in samples.items()
             for rank, sample in ranks.items()
             if sample.connector is not None
             for hold in sample.connector.held_for
         }
-        self._given = {whom: given for whom, given in self._given.items() if whom in held}
+        self._sent = {hold: sent for hold, sent in self._sent.items() if hold in held}
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _Sent:
     """A fence that was sent, or that failed to be sent."""
 
     at: datetime
@@ -140,7 +136,7 @@ def _pods(pool: ObservedPool) -> list[ObservedPod]:
     return [one.pod for one in pool.own if one.pod is not None]
 
 
-def _told(pool: ObservedPool) -> bool:
+def _shows_unproven(pool: ObservedPool) -> bool:
     """Whether the pool's status already reports holds without possible proof."""
     condition = find(pool.pool.status.conditions, ConditionType.HOLDS_PROVABLE)
     return condition is not None and condition.status is ConditionStatus.FALSE
@@ -150,14 +146,18 @@ def _hold(one: Unproven) -> Hold:
     return one.holder, one.rank, one.hold.incarnation
 
 
-def _event(told: Told) -> Event | None:
-    fence = told.fence
+def fence_events(results: Iterable[FenceResult]) -> tuple[Event, ...]:
+    """Return the events that describe the results. A fence without an answer has none: it is sent again."""
+    return tuple(event for one in results if (event := _event(one)) is not None)
+
+
+def _event(result: FenceResult) -> Event | None:
+    fence = result.fence
     what = f"{fence.pod} rank {fence.rank}: process {fence.incarnation[:8]} of {fence.peer} has ended"
-    if told.outcome == "given":
+    if result.outcome == "given":
         message = f"{what} ({fence.proof}), the memory held for it may be reused"
         return Event(EventType.NORMAL, Reason.FENCED_PEER, message)
-    if told.outcome == "refused":
-        return Event(
-            EventType.WARNING, Reason.FENCE_REFUSED, f"{what}, but the connector refused the fence: {told.words}"
-        )
+    if result.outcome == "refused":
+        message = f"{what}, but the connector refused the fence: {result.words}"
+        return Event(EventType.WARNING, Reason.FENCE_REFUSED, message)
     return None

@@ -68,7 +68,7 @@ class Judge:
         self._diagnoses: dict[Key, tuple[Diagnosis, ...]] = {}
         self._asked: dict[Key, tuple[datetime, timedelta]] = {}
         """When a reconcile was requested, and after what time to request it again. Removed when a reconcile ends."""
-        self.words_due: Callable[[Mapping[Key, ObservedPool]], Collection[Key]] = lambda _: ()
+        self.fences_due: Callable[[Mapping[Key, ObservedPool]], Collection[Key]] = lambda _: ()
         """The pools for which fences or reports about lost peers are due."""
 
     def on_samples(self, target: Target, samples: Sequence[RankSample]) -> None:
@@ -178,7 +178,7 @@ class Judge:
 
     def tick(self) -> None:
         """Request a reconcile of every pool whose status is out of date, and of its services."""
-        for key in self.words_due({key: pool for key, pool in self._pools.items() if not pool.watched}):
+        for key in self.fences_due({key: pool for key, pool in self._pools.items() if not pool.watched}):
             self._ask(key)
         for key, diagnoses in self.look().items():
             shown = self._shown.get(key)

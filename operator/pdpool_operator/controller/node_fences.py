@@ -12,7 +12,7 @@ from ..observe.operations import parsed_operation
 from ..observe.pod_nodes import PodNodes
 from ..observe.reads import Reads
 from ..observe.sampler import Sampler
-from ..plan.model import Whom
+from ..plan.model import HoldKey
 from ..plan.node_fence import FenceFacts, plan_fence
 from ..plan.operation_step import POLL_S
 from ..runtime.api import Api
@@ -71,9 +71,9 @@ class NodeFences:
         )
         step = plan_fence(operation, facts, await self._node(operation.node), self._now())
         await self._operations.write(step)
-        for told in await self._fencer.send([fence for fence in step.fences if self._fencer.due(fence)]):
-            if told.outcome == "refused":
-                followed.refused[told.fence.whom] = told.words
+        for result in await self._fencer.send([fence for fence in step.fences if self._fencer.due(fence)]):
+            if result.outcome == "refused":
+                followed.refused[result.fence.hold_key] = result.words
         return Result(POLL_S)
 
     async def _holders(self, namespace: str) -> tuple[ObservedPod, ...]:
@@ -100,5 +100,5 @@ class _Followed:
 
     uid: str
     since: datetime
-    refused: dict[Whom, str] = field(default_factory=dict)
+    refused: dict[HoldKey, str] = field(default_factory=dict)
     """Holds whose fence was refused, with the connector's words."""

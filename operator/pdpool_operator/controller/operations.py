@@ -18,11 +18,11 @@ from ..plan.operation import OperationPlan, plan_operations
 from ..plan.operation_gates import Side
 from ..plan.operation_step import Step
 from ..runtime.api import Api
-from ..runtime.engines import Engines
 from ..runtime.metrics import Metrics
 from ..runtime.recorder import Recorder
 from ..runtime.resources import OPERATIONS, PODS
 from ..status.serving import serving
+from .engines import Engines
 from .served_fields import ServedFields
 
 MESSAGE_EVERY = timedelta(seconds=5)

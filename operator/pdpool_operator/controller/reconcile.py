@@ -49,7 +49,7 @@ from .again import (
 )
 from .apply import Outcome, carry_out
 from .counts import fleet_parts, pool_counts, service_parts
-from .fences import Fencer
+from .fences import Fencer, fence_events
 from .judge import Judge
 from .node_fences import NodeFences
 from .operations import Operations
@@ -146,7 +146,7 @@ class Controller:
         rotates = None if observed.keys == KeyEpochs(settings.key_epoch) else ROTATION_AGAIN_S
         outcome, failure = await self._carry_out(key, plan)
         fencing = self.fencer.take(key, observed)
-        fenced = await self.fencer.give(fencing.fences)
+        fenced = fence_events(await self.fencer.send(fencing.fences))
         status = pool_status(
             PoolFacts(
                 observed, plan, diagnoses, self.now(), outcome.faults, fencing.unproven, repair.records, repair.stops
@@ -156,7 +156,7 @@ class Controller:
         pending = await self.reporter.write_status(key, resource, body, pool.status, status)
         self.judge.shown(key, diagnoses)
         events = (*completed(plan, outcome), *fenced, *repair.events)
-        await self.reporter.tell(resource, body, events, pool.status, status)
+        await self.reporter.record_events(resource, body, events, pool.status, status)
         self._count_repairs(key, pool, repair)
         await self.operations.carry_out(key.namespace, operations)
         if failure is not None:
@@ -168,7 +168,7 @@ class Controller:
         """Count repairs. Each counter of a pool begins at 0, because `increase()` does not see the first value."""
         for labels in repair_labels(key, pool.role):
             self.metrics.repairs.labels(*labels)
-        for one in repair.told:
+        for one in repair.repair_events:
             outcome = REPAIR_OUTCOMES[one.event.reason]
             self.metrics.repairs.labels(key.namespace, key.name, str(pool.role), one.action.lower(), outcome).inc()
 
@@ -215,7 +215,7 @@ class Controller:
         else:
             verdicts_due = None
         pending = await self.reporter.write_status(key, SERVICES_PD, body, service.status, status)
-        await self.reporter.tell(SERVICES_PD, body, completed(plan, outcome), service.status, status)
+        await self.reporter.record_events(SERVICES_PD, body, completed(plan, outcome), service.status, status)
         for words in outcome.unsettled:
             log.info("worker list: %s", words, extra={"kind": key.kind, "namespace": key.namespace, "object": key.name})
         if failure is not None:
@@ -242,7 +242,7 @@ class Controller:
         pending = await self.reporter.write_status(key, SERVICES_PD, body, service.status, status)
         for side_key, some in judged.items():
             self.judge.shown(side_key, some)
-        await self.reporter.tell(SERVICES_PD, body, (), service.status, status)
+        await self.reporter.record_events(SERVICES_PD, body, (), service.status, status)
         return result(Plan(), Outcome(), pending, FLEET_AGAIN_S * self.rng.uniform(0.9, 1.1))
 
     async def _forget_fleet(self, key: Key) -> None:

@@ -21,9 +21,9 @@ from ..plan.repair import plan_repair
 from ..plan.repair_model import Health, Patient, RepairPlan, purges_under_way
 from ..plan.selection import AT_FAULT
 from ..runtime.api import Api
-from ..runtime.engines import Engines
 from ..runtime.resources import PODS, POOL_RESOURCES
 from ..status.serving import serving
+from .engines import Engines
 from .served_fields import ServedFields
 
 TRIED = 2

@@ -38,7 +38,7 @@ class Reporter:
         await self._apply_status(key, resource, body, storable)
         return None
 
-    async def tell(
+    async def record_events(
         self, resource: Resource, body: Object, events: Iterable[Event], before: Status, after: Status
     ) -> None:
         """Record events, and those that the change of the status is."""

@@ -3,6 +3,8 @@
 With  still(q)   = time since anything moved in the queue q, and
       oldest(q)  = age of its oldest request, as the connector reports it:
 
+    own engine loop silent                        Stuck, even with empty queues
+
     q has no counter, and was not seen empty
         for stuckAfter                            Unknown: its requests may move or not
 
@@ -10,19 +12,10 @@ With  still(q)   = time since anything moved in the queue q, and
 
     stalled(q)  <=>  overdue(q) and still(q) >= stuckAfter
 
-    overdue and not stalled                       Saturated, or Blocked if an engine of the other side is silent;
-                                                  Unknown, if nothing has moved since the first sample
-
+    overdue, and an engine it waits for silent    Blocked by that one
     overdue for a failing instance                Blocked by that one
 
-    stalled, and own engine loop silent           Stuck
-    stalled, and an engine it waits for silent    Blocked by that one
-
-    stalled, and the other side busy, unseen,
-        or silent until less than stuckAfter ago  Blocked
-
-    stalled, and a process of the other side was
-        gone less than twice stuckAfter ago       Blocked by its instance
+    overdue and not stalled                       Saturated; Unknown, if nothing has moved since the first sample
 
     stalled, but hand-offs have finished within
         stuckAfter                                Unknown: the queue's numbers contradict it
@@ -30,6 +23,13 @@ With  still(q)   = time since anything moved in the queue q, and
     stalled for less than LONGEST_PROMPT times
         stuckAfter, and the prefill engine that
         it waits for computes                     Saturated
+
+    stalled, and the other side absent, busy,
+        unseen, or silent until less than
+        stuckAfter ago                            Blocked
+
+    stalled, and a process of the other side was
+        gone less than twice stuckAfter ago       Blocked by its instance
 
     stalled for memory, and requests run          Saturated; Unknown, if the engine does not report running requests
 
@@ -44,9 +44,8 @@ With  still(q)   = time since anything moved in the queue q, and
     the engine keeps requests in q of which no
         hand-off is under way (see `orphans`)     Leaked
 
-The first line of these that fits holds, but what the other side's engines say of themselves (silent, failing) goes
-first. A long prompt keeps two engines waiting that are busy. Prefill's queues move when a chunk or the prompt has been
-computed. Decode's move when the last chunk has arrived.
+The first line that fits holds. A long prompt keeps two engines waiting that are busy. Prefill's queues move when a
+chunk or the prompt has been computed. Decode's move when the last chunk has arrived.
 
 An engine is *silent* when its connector answers but its scheduler loop has not run for stuckAfter. Half of stuckAfter
 is enough once requests on the other side are overdue. That does not hold before a process has finished its first

@@ -16,7 +16,6 @@ from ..api.operations import PoolOperation
 from ..api.pools import DecodePool, Pool, PrefillPool
 from ..api.services import DisaggregatedService
 from ..engines import engine_of
-from ..plan.drain import with_operations
 from ..runtime.resources import (
     CONFIG_MAPS,
     DEPLOYMENTS,
@@ -33,6 +32,7 @@ from . import parse
 from .applied_keys import applied_keys
 from .drains_seen import DrainsSeen
 from .fleets import FleetReads
+from .kept_out import with_operations
 from .lives import Lives
 from .model import ObservedFleet, ObservedPod, ObservedPool, ObservedService
 from .operations import pool_operations

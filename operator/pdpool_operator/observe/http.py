@@ -57,7 +57,7 @@ class Unanswered(Exception):  # noqa: N818 - not an error of ours but the state 
 
 
 def invalid(error: ValidationError) -> str:
-    """Return an Unanswered that names the first invalid field, without its value."""
+    """Return the reason of an `Unanswered` that names the first invalid field, without its value."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     return f"invalid: {where}: {first['msg']}"[:200]

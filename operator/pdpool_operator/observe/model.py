@@ -6,6 +6,7 @@ A value that was not observed is `None`, never zero.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from enum import StrEnum
 from typing import Any
 
 from ..api.key_epochs import FIRST_KEYS, KeyEpochs
@@ -19,6 +20,15 @@ OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 """Kubernetes' taint of a node that a person, or the cloud, declares switched off."""
 CRASH_LOOP = "CrashLoopBackOff"
 """Kubernetes' reason for a container that waits for a restart."""
+
+
+class DrainReason(StrEnum):
+    """Reason for a drain. Value of the annotation `pdpool.dev/drain-reason`, except for an operation."""
+
+    SCALE_DOWN = "ScaleDown"
+    UPDATE = "Update"
+    OPERATION = "Operation"
+    """A `PoolOperation` keeps the instance out of the rotation. No annotation says so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ class RouterOutcomes:
         """Connections that failed in a row, by UID of the router's pod. Absent before the first look at it."""
 
     def watch(self, service: Key, routers: Iterable[tuple[str, str]]) -> None:
-        """Replace the router pods of a service, each with UID and address. None: the service has no routers."""
+        """Replace the router pods of a service, each with UID and address. Empty: the service has no routers."""
         before, self._routers[service] = self._routers.get(service, {}), dict(routers)
         for uid in before.keys() - self._routers[service].keys():
             self._failed.pop(uid, None)

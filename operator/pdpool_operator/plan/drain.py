@@ -15,20 +15,14 @@ a missing answer is not a zero. The pod's preStop hook begins a drain of its own
 `GIVEN_UP_GRACE_S`. The kubelet gives the engine 2 s more. In that time the engine fails the rest and notifies its
 peers.
 
-A `PoolOperation` drains its instance for as long as `keeps_out` holds. This is not stored at the instance: it follows
-from the operation's status.
-
 Without a router of pdpool's, nothing but the pod's own state keeps requests away from an engine. So the pod is deleted
 with its whole grace period: it leaves the EndpointSlices at once, and its preStop hook lets the requests end.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from ..api.operations import OperationPhase, OperationType, PoolOperation
 from ..observe.model import ObservedInstance
-from .model import DrainReason
 
 SETTLE_S = 2.0
 """Time for requests in flight: a router that has removed an engine may still send it a request assigned before."""
@@ -66,41 +60,6 @@ def work_left(instance: ObservedInstance, *, routed: bool) -> tuple[str, ...]:
 def deadline(drain_started: datetime, timeout_s: int) -> datetime:
     """Return when the drain of an instance is given up."""
     return drain_started + timedelta(seconds=timeout_s)
-
-
-def keeps_out(operation: PoolOperation, instance: ObservedInstance) -> bool:
-    """Whether the operation keeps the instance out of the rotation.
-
-    A drain does so until the operation is deleted. A restart does so until the pod that it replaces is gone.
-    """
-    status, pod = operation.status, instance.pod
-    if operation.instance != instance.name or status.instance_uid != instance.uid:
-        return False
-    if status.phase is OperationPhase.SUCCEEDED:
-        return operation.spec.type is OperationType.DRAIN
-    if status.phase is OperationPhase.RESTARTING:
-        return pod is not None and pod.uid == status.pod_uid
-    return status.phase is OperationPhase.DRAINING
-
-
-def with_operations(instance: ObservedInstance, operations: Iterable[PoolOperation]) -> ObservedInstance:
-    """Return the instance with the drain of the operation that keeps it out. A drain of the pool's own remains."""
-    for operation in operations:
-        if not keeps_out(operation, instance):
-            continue
-        instance = replace(instance, kept_out_by=operation.metadata.name)
-        if instance.drain_started is None:
-            started = operation.status.started_at or operation.metadata.creation_timestamp
-            instance = replace(instance, drain_started=started, drain_reason=DrainReason.OPERATION)
-        break
-    return instance
-
-
-def without_operations(instance: ObservedInstance) -> ObservedInstance:
-    """Return the instance as it would be if no operation kept it out."""
-    if instance.drain_reason != DrainReason.OPERATION:
-        return instance
-    return replace(instance, drain_started=None, drain_reason="")
 
 
 def _left(instance: ObservedInstance) -> Iterator[str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ..observe.model import ObservedPod
 from ..observe.samples import HoldSample, RankSample
-from .model import ContainerEnded, Fence, NodeOff, Whom
+from .model import ContainerEnded, Fence, HoldKey, NodeOff
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Held:
     process: HoldSample
 
     @property
-    def whom(self) -> Whom:
+    def hold_key(self) -> HoldKey:
         """UID of the holder's pod, rank, and incarnation of the process."""
         return self.holder.uid, self.rank, self.process.incarnation
 

@@ -1,4 +1,7 @@
-"""A plan as data. The runtime carries out its fields in order: verify, adopt, apply, patch, delete, workers, events."""
+"""A plan as data.
+
+The controller carries its fields out in order: adopt, verify, apply, patch, delete, workers, events.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,15 +11,6 @@ from typing import Any
 from ..api.key_epochs import FIRST_EPOCH
 from ..api.names import Role
 from ..api.reasons import Reason
-
-
-class DrainReason(StrEnum):
-    """Reason for a drain. Value of the annotation `pdpool.dev/drain-reason`, except for an operation."""
-
-    SCALE_DOWN = "ScaleDown"
-    UPDATE = "Update"
-    OPERATION = "Operation"
-    """A `PoolOperation` keeps the instance out of the rotation. No annotation says so."""
 
 
 class EventType(StrEnum):
@@ -133,7 +127,7 @@ class NodeOff:
         return f"node {self.node}, declared off by {self.declared_by}"
 
 
-Whom = tuple[str, int, str]
+HoldKey = tuple[str, int, str]
 """UID of the holder's pod, rank, incarnation of the process: one hold."""
 
 
@@ -154,7 +148,7 @@ class Fence:
     """Epoch of the operator's key that the engine trusts."""
 
     @property
-    def whom(self) -> Whom:
+    def hold_key(self) -> HoldKey:
         """The hold that it ends."""
         return self.pod_uid, self.rank, self.incarnation
 
@@ -231,7 +225,7 @@ class Plan:
 
 
 def join(plans: Sequence[Plan]) -> Plan:
-    """Merge the steps of plans into one: the first progress, the earliest requeue."""
+    """Merge the steps of plans that only verify, apply, patch and delete: the first progress, the earliest requeue."""
     requeues = [plan.requeue_after_s for plan in plans if plan.requeue_after_s is not None]
     return Plan(
         verify=tuple(obj for plan in plans for obj in plan.verify),

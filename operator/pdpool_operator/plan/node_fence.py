@@ -35,7 +35,7 @@ from ..engines.answers import MAX_HOLDS
 from ..observe.model import CRASH_LOOP, ObservedNode, ObservedPod
 from ..observe.samples import RankSample
 from .held import held_by
-from .model import Fence, NodeOff, Whom
+from .model import Fence, HoldKey, NodeOff
 from .operation_step import Outcome, Step, changes_of, event_of, failed, late, shortened
 from .ranks import ranks_of, silence
 
@@ -55,7 +55,7 @@ class FenceFacts:
     """Returns the node of the pod with this UID. None if it is not known."""
     followed_since: datetime
     """When this operator first saw the operation."""
-    refused: Mapping[Whom, str]
+    refused: Mapping[HoldKey, str]
     """Holds whose fence was refused, with the connector's words."""
 
 
@@ -133,13 +133,13 @@ class _Planner:
     def _stays(self) -> Outcome | None:
         """Return how the operation fails if no engine will release any of the memory."""
         ended = set(self._processes())
-        refused = [one for one in self.holds if one.whom in self.facts.refused]
+        refused = [one for one in self.holds if one.hold_key in self.facts.refused]
         # The node is back, and these processes were first seen afterwards.
         later = [one for one in self.holds if self.node.in_service and one.process.incarnation not in ended]
-        if {one.whom for one in (*refused, *later)} != {one.whom for one in self.holds}:
+        if {one.hold_key for one in (*refused, *later)} != {one.hold_key for one in self.holds}:
             return None
         if refused:
-            words = shortened([f"{one}: {self.facts.refused[one.whom]}" for one in refused])
+            words = shortened([f"{one}: {self.facts.refused[one.hold_key]}" for one in refused])
             return failed(Reason.FENCE_REFUSED, f"Refused by {words}")
         words = f"{self.node.in_service}. These processes may run: {shortened([*map(str, later)])}"
         return failed(Reason.NODE_IN_SERVICE, words)
@@ -149,7 +149,7 @@ class _Planner:
         meta, meant = self.operation.metadata, set(self.operation.status.processes)
         proof = NodeOff(self.operation.node, f"PoolOperation {meta.namespace}/{meta.name}"[:256])
         for one in self.holds:
-            if one.process.incarnation in meant and one.whom not in self.facts.refused:
+            if one.process.incarnation in meant and one.hold_key not in self.facts.refused:
                 yield one.fence(f"node {self.operation.node}", proof)
 
     def _processes(self) -> tuple[str, ...]:

@@ -27,8 +27,7 @@ from datetime import datetime
 
 from ..api.operations import OperationPhase, OperationType, PoolOperation
 from ..api.reasons import Reason
-from ..observe.model import ObservedInstance, ObservedPool
-from .model import DrainReason
+from ..observe.model import DrainReason, ObservedInstance, ObservedPool
 from .operation_step import Outcome, failed
 
 

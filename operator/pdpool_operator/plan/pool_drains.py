@@ -6,9 +6,9 @@ from dataclasses import replace
 from ..api import names
 from ..api.base import format_time
 from ..api.reasons import Reason
-from ..observe.model import ObservedInstance
+from ..observe.model import DrainReason, ObservedInstance
 from .drain import GIVEN_UP_GRACE_S, deadline, work_left
-from .model import Delete, DrainReason, Event, EventType, Patch, Plan, Progress, join
+from .model import Delete, Event, EventType, Patch, Plan, Progress, join
 from .pool_state import PoolState, stateful_set_patch
 from .selection import Selection, available
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from ..api.names import ANNOTATION_BUILD_HASH
 from ..api.pools import Pool
-from ..observe.model import ObservedInstance, ObservedPool
+from ..observe.model import DrainReason, ObservedInstance, ObservedPool
 from .drain import needs_drain
-from .model import DrainReason, Patch
+from .model import Patch
 from .selection import Selection, Selector
 
 

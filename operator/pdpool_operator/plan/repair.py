@@ -35,7 +35,7 @@ from ..api.services import RepairMode, RepairSpec
 from .model import Delete, Event, EventType, Purge
 from .purge import PurgeProgress
 from .repair_gates import Closed, Gates
-from .repair_model import Health, Patient, RepairPlan, Stop, Told, is_recent
+from .repair_model import Health, Patient, RepairEvent, RepairPlan, Stop, is_recent
 
 GRACE_S = 5
 """Termination grace period: nothing moves in an instance at fault that could be finished."""
@@ -69,7 +69,7 @@ def plan_repair(
     gates = Gates(spec, patients, records, partners, now)
     steps = [_advance(record, _find(patients, record), gates, progress, now) for record in records]
     kept = [step.record for step in steps if step.record is not None]
-    told = [step.told for step in steps if step.told is not None]
+    repair_events = [step.event for step in steps if step.event is not None]
     restarted = {
         one.pod_uid for one in kept if one.action is not RepairAction.PURGE and one.state is not RepairState.WITHDRAWN
     }
@@ -89,7 +89,7 @@ def plan_repair(
         records=tuple(sorted([*kept, *new], key=lambda record: (record.since, record.index))),
         purges=tuple(purge for step in steps for purge in step.purges),
         restarts=tuple(step.delete for step in steps if step.delete is not None),
-        told=(*told, *(one.told for one in found if one.told is not None)),
+        repair_events=(*repair_events, *(one.event for one in found if one.event is not None)),
         intends=any(record.state is RepairState.INTENDED for record in new),
         settling=settling,
         remaining=gates.remaining,
@@ -105,7 +105,7 @@ class _Advance:
     """`None` if it is not kept."""
     delete: Delete | None = None
     purges: tuple[Purge, ...] = ()
-    told: Told | None = None
+    event: RepairEvent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class _Proposal:
 
     record: RepairRecord
     stop: Stop | None = None
-    told: Told | None = None
+    event: RepairEvent | None = None
 
 
 def _find(patients: Sequence[Patient], record: RepairRecord) -> Patient | None:
@@ -167,14 +167,14 @@ def _advance_purge(
 def _done(record: RepairRecord, told: str, message: str, now: datetime) -> _Advance:
     changes = {"state": RepairState.DONE, "since": now, "message": message[:MAX_MESSAGE]}
     event = Event(EventType.WARNING, Reason.REPAIR_DONE, told)
-    return _Advance(record.model_copy(update=changes), told=Told(record.action, event))
+    return _Advance(record.model_copy(update=changes), event=RepairEvent(record.action, event))
 
 
 def _withdrawn(record: RepairRecord, why: str, now: datetime) -> _Advance:
     changes = {"state": RepairState.WITHDRAWN, "since": now, "message": why[:MAX_MESSAGE]}
     message = f"Did not {VERB[record.action]} instance {record.index}: {why}"
     event = Event(EventType.NORMAL, Reason.REPAIR_WITHDRAWN, message)
-    return _Advance(record.model_copy(update=changes), told=Told(record.action, event))
+    return _Advance(record.model_copy(update=changes), event=RepairEvent(record.action, event))
 
 
 def _propose(
@@ -187,11 +187,11 @@ def _propose(
     since = before.since if before is not None else now
     message = f"Not {PARTICIPLE[action]}: {closed.words}. {patient.evidence}"
     record = _record(action, patient, RepairState.PROPOSED, since, message)
-    told = None
+    event = None
     if before is None:
         words = f"Would {VERB[action]} instance {patient.index}, but {closed.words}. {patient.evidence}"
-        told = Told(action, Event(EventType.WARNING, Reason.REPAIR_PROPOSED, words))
-    return _Proposal(record, _stop(action, patient, closed), told)
+        event = RepairEvent(action, Event(EventType.WARNING, Reason.REPAIR_PROPOSED, words))
+    return _Proposal(record, _stop(action, patient, closed), event)
 
 
 def _stop(action: RepairAction, patient: Patient, closed: Closed) -> Stop | None:

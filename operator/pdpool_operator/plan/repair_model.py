@@ -54,7 +54,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RepairEvent:
     """An event about one repair."""
 
     action: RepairAction
@@ -69,7 +69,7 @@ class RepairPlan:
     purges: tuple[Purge, ...] = ()
     restarts: tuple[Delete, ...] = ()
     """Deeds whose intent was read from the status, as are the purges."""
-    told: tuple[Told, ...] = ()
+    repair_events: tuple[RepairEvent, ...] = ()
     intends: bool = False
     """A record is new as Intended: write the status at once, then reconcile again."""
     settling: bool = False
@@ -87,7 +87,7 @@ class RepairPlan:
     @property
     def events(self) -> tuple[Event, ...]:
         """The events, without the repairs that they are about."""
-        return tuple(one.event for one in self.told)
+        return tuple(one.event for one in self.repair_events)
 
 
 def is_recent(record: RepairRecord, now: datetime) -> bool:

@@ -17,9 +17,8 @@ from typing import Final
 
 from ..api import names
 from ..api.pools import Pool, Surge
-from ..observe.model import ObservedInstance
+from ..observe.model import DrainReason, ObservedInstance
 from .drain import has_work_to_lose
-from .model import DrainReason
 
 AT_FAULT: Final = frozenset({"Stuck", "Failing"})
 """Verdicts by which an instance goes before its siblings, although its pod is Ready."""

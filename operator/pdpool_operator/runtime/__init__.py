@@ -1,4 +1,4 @@
 """Infrastructure of the operator: work queue, leader lease, API client, event recorder, metrics and health endpoints.
 
-Nothing here knows what a pool is. `plan`, `diagnose` and `status` make the decisions.
+Nothing here decides: `plan`, `diagnose` and `status` do.
 """

@@ -9,8 +9,8 @@ from ..api.names import Role
 from ..api.reasons import ConditionType, Reason
 from ..api.services import DisaggregatedServiceStatus
 from ..diagnose.model import Diagnosis
-from ..observe.model import ObservedPool, ObservedService
-from ..plan.model import DrainReason, Fault, Plan
+from ..observe.model import DrainReason, ObservedPool, ObservedService
+from ..plan.model import Fault, Plan
 from ..plan.service import router_url
 from .chain import ConditionWriter, Rule, Violation, first_violation
 from .contradictions import contradictions

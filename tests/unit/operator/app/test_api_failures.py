@@ -46,7 +46,7 @@ class World:
         self.writes = 0
         self.metrics = idle_metrics()
         judge = Judge(Bindings(), lambda: T0, lambda _: None)
-        nothing = SimpleNamespace(take=lambda *_: Fencing(()), give=self.nothing)
+        nothing = SimpleNamespace(take=lambda *_: Fencing(()), send=self.nothing)
         served = cast("Any", SimpleNamespace(storable=lambda _, status: status))
         self.controller = Controller(
             api=cast("Any", self),

@@ -10,14 +10,14 @@ from pdpool_connector.transport.tokens import TokenVerifier
 from pdpool_operator.api.base import Condition, ConditionStatus
 from pdpool_operator.api.names import ADMIN_PORT, Role
 from pdpool_operator.api.reasons import Reason
-from pdpool_operator.controller.fences import AGAIN, PATIENCE, Fencer
+from pdpool_operator.controller.engines import Engines
+from pdpool_operator.controller.fences import AGAIN, PATIENCE, Fencer, fence_events
 from pdpool_operator.observe.http import session
 from pdpool_operator.observe.keys import Key
 from pdpool_operator.observe.lives import Lives
 from pdpool_operator.observe.pod_nodes import PodNodes
 from pdpool_operator.observe.samples import HoldSample
 from pdpool_operator.plan.fences import Fencing
-from pdpool_operator.runtime.engines import Engines
 from pdpool_operator.runtime.keys import Keys
 from pdpool_operator.runtime.write_budget import NotLeaderError
 
@@ -80,18 +80,18 @@ class Scene:
         return web.json_response({"error": "no proof"}, status=self.status or 200)
 
     def due(self) -> bool:
-        return self.fencer.look({KEY: self.pool}) == [KEY]
+        return self.fencer.pools_due({KEY: self.pool}) == [KEY]
 
     def take(self) -> Fencing:
         return self.fencer.take(KEY, self.pool)
 
     async def give(self):
-        return await self.fencer.give(self.take().fences)
+        return fence_events(await self.fencer.send(self.take().fences))
 
 
 @pytest.fixture
 async def scene(monkeypatch):
-    monkeypatch.setattr("pdpool_operator.runtime.engines.TIMEOUT_S", 60.0)
+    monkeypatch.setattr("pdpool_operator.controller.engines.TIMEOUT_S", 60.0)
     http = session(4)
     scene = Scene(http)
     app = web.Application()

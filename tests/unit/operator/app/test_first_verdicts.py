@@ -73,7 +73,7 @@ class World:
             _marked=lambda observed: observed,
             _carry_out=carry_out,
             _lacks_first_verdicts=lambda *_: True,
-            reporter=SimpleNamespace(write_status=write, tell=tell),
+            reporter=SimpleNamespace(write_status=write, record_events=tell),
         )
 
     async def reconcile(self) -> object:

@@ -223,7 +223,7 @@ def test_what_each_rank_keeps_back_is_told_and_a_rank_that_is_no_more_is_forgott
 
 def test_pools_of_which_something_is_to_be_told_about_lost_peers_are_asked_for(world):
     world.asked.clear()
-    world.judge.words_due = lambda pools: [key for key in pools if key == DECODE]
+    world.judge.fences_due = lambda pools: [key for key in pools if key == DECODE]
     world.judge.tick()
     assert world.asked == [DECODE]
 

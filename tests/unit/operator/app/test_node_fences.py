@@ -10,6 +10,7 @@ from pdpool_operator.api import names
 from pdpool_operator.api.names import Role
 from pdpool_operator.api.operations import OperationStatus
 from pdpool_operator.api.reasons import Reason
+from pdpool_operator.controller.engines import FenceResult
 from pdpool_operator.controller.fences import Fencer
 from pdpool_operator.controller.node_fences import NodeFences
 from pdpool_operator.controller.operations import Operations
@@ -20,7 +21,6 @@ from pdpool_operator.observe.pod_nodes import PodNodes
 from pdpool_operator.observe.samples import HoldSample, RankSample
 from pdpool_operator.plan.model import Fence, NodeOff
 from pdpool_operator.runtime.api_errors import ForbiddenError
-from pdpool_operator.runtime.engines import Told
 from pdpool_operator.runtime.resources import NODES, OPERATIONS, Resource
 
 from tests.unit.operator.plan.makers import T0, make_sample, seconds
@@ -112,14 +112,14 @@ class World:
         self.status = dict(status)
         self._step()
 
-    async def fence(self, fence: Fence) -> Told:
+    async def fence(self, fence: Fence) -> FenceResult:
         self._step()
         assert fence.incarnation in self.status["processes"], "the process is written before the deed"
         assert fence.proof == NodeOff("gpu-17", "PoolOperation llm/one")
         self.held[fence.pod_uid].discard(fence.incarnation)
         self.fenced.append((fence.pod_uid, fence.incarnation))
         self._step()
-        return Told(fence, "given")
+        return FenceResult(fence, "given")
 
     async def emit(self, *_: Any) -> None:
         self._step()
@@ -211,9 +211,9 @@ async def test_pod_without_a_connector_is_not_waited_for(other: dict[str, Any]) 
 async def test_fence_that_had_no_effect_yet_is_not_sent_every_second() -> None:
     world = World()
 
-    async def keep(fence: Fence) -> Told:
+    async def keep(fence: Fence) -> FenceResult:
         world.fenced.append((fence.pod_uid, fence.incarnation))
-        return Told(fence, "given")
+        return FenceResult(fence, "given")
 
     cast("Any", world).fence = keep
     assert (await world.run(12)).phase == "Fencing"

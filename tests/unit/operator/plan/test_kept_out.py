@@ -3,9 +3,9 @@
 from pdpool_operator.api.names import Role
 from pdpool_operator.api.operations import OperationPhase
 from pdpool_operator.api.reasons import Reason
-from pdpool_operator.observe.model import ObservedInstance
-from pdpool_operator.plan.drain import with_operations
-from pdpool_operator.plan.model import DrainReason, Plan
+from pdpool_operator.observe.kept_out import with_operations
+from pdpool_operator.observe.model import DrainReason, ObservedInstance
+from pdpool_operator.plan.model import Plan
 from pdpool_operator.plan.pool import plan_pool
 from pdpool_operator.plan.rotation import receiving
 

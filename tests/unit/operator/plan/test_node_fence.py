@@ -12,7 +12,7 @@ from pdpool_operator.engines.answers import MAX_HOLDS
 from pdpool_operator.observe.model import ObservedNode, ObservedPod
 from pdpool_operator.observe.samples import HoldSample, RankSample
 from pdpool_operator.plan.model import NodeOff
-from pdpool_operator.plan.node_fence import FenceFacts, Whom, plan_fence
+from pdpool_operator.plan.node_fence import FenceFacts, HoldKey, plan_fence
 from pdpool_operator.plan.operation_step import Step
 
 from .makers import T0, make_pod, make_sample, seconds
@@ -66,7 +66,7 @@ def look(
     node: ObservedNode = OFF,
     holders: tuple[ObservedPod, ...] = (HOLDER,),
     followed_s: float = 5,
-    refused: Mapping[Whom, str] | None = None,
+    refused: Mapping[HoldKey, str] | None = None,
 ) -> Step:
     looks: dict[str, dict[int, RankSample]] = {}
     for found in samples:
@@ -74,8 +74,8 @@ def look(
     return plan_fence(one, FenceFacts(holders, looks, NODES.get, T0 - seconds(followed_s), refused or {}), node, T0)
 
 
-def whom(step: Step) -> list[Whom]:
-    return [fence.whom for fence in step.fences]
+def whom(step: Step) -> list[HoldKey]:
+    return [fence.hold_key for fence in step.fences]
 
 
 def reason(step: Step) -> str:
@@ -95,7 +95,7 @@ def test_processes_are_written_before_a_fence_is_sent(node: ObservedNode) -> Non
 @pytest.mark.parametrize("node", [OFF, ABSENT])
 def test_written_process_is_fenced_with_the_declaration(node: ObservedNode) -> None:
     (fence,) = look(begun(DEAD), sample(DEAD), node=node).fences
-    assert fence.whom == (HOLDER.uid, 0, DEAD)
+    assert fence.hold_key == (HOLDER.uid, 0, DEAD)
     assert (fence.ip, fence.pod, fence.key_epoch) == ("10.0.2.1", HOLDER.name, 1)
     assert fence.proof == NodeOff(NODE, "PoolOperation llm/one")
 

@@ -11,9 +11,10 @@ from pdpool_operator.api.names import Role
 from pdpool_operator.api.operations import OperationPhase, PoolOperation
 from pdpool_operator.api.pools import Pool
 from pdpool_operator.api.reasons import Reason
-from pdpool_operator.observe.model import ObservedInstance, ObservedPool
-from pdpool_operator.plan.drain import GIVEN_UP_GRACE_S, keeps_out, with_operations
-from pdpool_operator.plan.model import Delete, DrainReason
+from pdpool_operator.observe.kept_out import keeps_out, with_operations
+from pdpool_operator.observe.model import DrainReason, ObservedInstance, ObservedPool
+from pdpool_operator.plan.drain import GIVEN_UP_GRACE_S
+from pdpool_operator.plan.model import Delete
 from pdpool_operator.plan.operation import OperationPlan, plan_operations
 from pdpool_operator.plan.operation_gates import Side
 from pdpool_operator.plan.operation_step import Step

@@ -7,9 +7,9 @@ import pytest
 from aiohttp import web
 from pdpool_connector.transport.tokens import TokenVerifier
 from pdpool_operator.api.names import ADMIN_PORT
+from pdpool_operator.controller.engines import Engines
 from pdpool_operator.observe.http import session
 from pdpool_operator.plan.model import Purge
-from pdpool_operator.runtime.engines import Engines
 from pdpool_operator.runtime.keys import Keys
 from pdpool_operator.runtime.write_budget import NotLeaderError
 
@@ -47,7 +47,7 @@ async def admin() -> AsyncIterator[Admin]:
 
 @pytest.fixture
 async def engines(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engines]:
-    monkeypatch.setattr("pdpool_operator.runtime.engines.TIMEOUT_S", 60.0)
+    monkeypatch.setattr("pdpool_operator.controller.engines.TIMEOUT_S", 60.0)
     async with session(4) as http:
         yield Engines(http, KEYS, "operator x")
 

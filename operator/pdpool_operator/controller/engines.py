@@ -10,14 +10,14 @@ import aiohttp
 from ..api.names import admin_url
 from ..observe.http import Unanswered, request
 from ..plan.model import ContainerEnded, Fence, NodeOff, Purge, Purged
-from .keys import Keys
-from .write_budget import within_budget
+from ..runtime.keys import Keys
+from ..runtime.write_budget import within_budget
 
 TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class FenceResult:
     """Result of a fence: `outcome` is `given`, `refused` or `unanswered`.
 
     `words` are the connector's refusal, or why there was no answer.
@@ -39,7 +39,7 @@ class Engines:
     ) -> None:
         self._http, self._keys, self._who, self._write_budget = http, keys, who, write_budget
 
-    async def fence(self, fence: Fence) -> Told:
+    async def fence(self, fence: Fence) -> FenceResult:
         """Send a connector the proof that a process has ended.
 
         Raises:
@@ -47,7 +47,7 @@ class Engines:
         """
         body = {"incarnation": fence.incarnation, "proofs": [self._proof(fence.proof)]}
         outcome, answer = await self._post(fence, "fence", body)
-        return Told(fence, outcome, "" if outcome == "given" else answer)
+        return FenceResult(fence, outcome, "" if outcome == "given" else answer)
 
     def _proof(self, proof: ContainerEnded | NodeOff) -> Mapping[str, str]:
         if isinstance(proof, NodeOff):
