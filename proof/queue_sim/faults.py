@@ -60,11 +60,6 @@ class Incident:
     index: int
     lasts_s: float
 
-    @property
-    def ends_s(self) -> float:
-        """When it is over, in seconds of world time."""
-        return self.at_s + self.lasts_s
-
     def __str__(self) -> str:
         """Name the incident and its instance."""
         return f"{self.kind} of {self.role} {self.index} at {self.at_s / HOUR_S:.3f} h for {self.lasts_s:.0f} s"
@@ -82,10 +77,3 @@ def incidents(seed: int, hours: float, *, faults: bool, instances: int) -> Itera
             index=rng.randrange(instances),
             lasts_s=rng.uniform(60, 600),
         )
-
-
-def each_once(*, instances: int) -> Iterator[Incident]:
-    """Return every kind at both roles, one after the other, for a short run."""
-    pairs = [(kind, role) for kind in Kind for role in (Role.PREFILL, Role.DECODE)]
-    for number, (kind, role) in enumerate(pairs):
-        yield Incident(number * 480 + 60.0, kind, role, number // 2 % instances, 120.0)

@@ -126,11 +126,6 @@ def test_status_says_ready_and_every_process_runs(state: State) -> None:
     assert set(found["processes"].values()) == {"RUNNING"}
 
 
-def test_a_restricted_pod_runs_on_each_node(pods: Pods) -> None:
-    _, found = pods
-    assert {p["spec"]["nodeName"] for p in found} == {node.name for node in NODES}
-
-
 def test_pods_of_different_nodes_reach_each_other_by_their_own_addresses(state: State, pods: Pods) -> None:
     namespace, found = pods
     for source, target in ((found[0], found[1]), (found[1], found[0])):

@@ -1,7 +1,5 @@
 """One live connector with a small cache of its own, for tests that hold both sides in one process."""
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -66,10 +64,3 @@ def offer(decode: Side, prefill: Side | str, room: int, pages: list[int], **more
     transfer = decode.connector.open(where, room, "r")
     transfer.offer(pages, **{"aux_slot": pages[0], **more})
     return transfer
-
-
-def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not hold in time"
-        time.sleep(0.01)

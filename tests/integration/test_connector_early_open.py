@@ -53,7 +53,7 @@ class TestEndBeforeOffer:
         prefill.kill()
         ends(decode, "peer_lost", since=time.monotonic())
 
-    @pytest.mark.parametrize("cause", ["aborted", "refused", "too_long", "invalid"])
+    @pytest.mark.parametrize("cause", ["aborted", "too_long"])
     def test_abort_at_decode_ends_prefills_half(self, pair, cause: str) -> None:
         prefill, decode = pair
         open_early(prefill, decode)

@@ -3,7 +3,6 @@
 That each lost frame is repeated is tested as hazard 24, and that a stranger ends nothing as hazard 11.
 """
 
-import contextlib
 import socket
 import time
 import urllib.request
@@ -17,7 +16,6 @@ from pdpool_connector.runtime.worker import IN_FLIGHT
 from tests.integration.cable import ask
 from tests.integration.connector_peer import PAGES, Side
 from tests.integration.handoffs import TIMEOUTS, fill, hold_a_write, offer, open_both, settle_empty
-from tests.integration.ports import KeptPort
 
 
 @pytest.fixture(scope="module")
@@ -82,42 +80,19 @@ def test_either_half_may_come_first(pair) -> None:
     assert (decode.pages[:, [1, 2]] == prefill.pages[:, [10, 11]]).all()
 
 
-def test_prefix_held_by_decode_is_not_sent(pair) -> None:
-    prefill, decode = pair
-    open_both(prefill, decode, 7, pages=[6], prefix_pages=2)
-    assert prefill.until("r", "ready")["prefix_pages"] == 2
-    prefill.send("r", [1, 2, 3])
-    decode.until("r", "done")
-    assert (decode.pages[:, 6] == prefill.pages[:, 3]).all()
-    assert np.count_nonzero(decode.pages.any(axis=(0, 2))) == 1
-
-
-@pytest.mark.parametrize("moment", ["ready", "writing", "after"])
 @pytest.mark.parametrize("who", ["prefill", "decode"])
-def test_abort_releases_pages_once_writes_have_ended(pair, who: str, moment: str) -> None:
+def test_abort_releases_pages_once_writes_have_ended(pair, who: str) -> None:
     prefill, decode = pair
     aborter, other = (prefill, decode) if who == "prefill" else (decode, prefill)
-    if moment == "writing":
-        hold_a_write(prefill, decode)
-    else:
-        open_both(prefill, decode, 7)
-        prefill.until("r", "ready")
-    if moment == "after":
-        prefill.send("r", [1, 2])
-        decode.until("r", "done")
-        prefill.until("r", "done")
+    hold_a_write(prefill, decode)
     aborter.abort("r")
-    if moment == "after":
-        assert prefill.status("r")["phase"] == decode.status("r")["phase"] == "done"
-        return
     assert aborter.until("r", "ended")["cause"] == "aborted"
     assert other.until("r", "ended")["cause"] == "peer_aborted"
-    if moment == "writing":
-        for side in (prefill, decode):
-            side.settle(lambda stats: stats["holds"] == 1)
-            assert not side.status("r")["releasable"]
-        assert not decode.pages.any()
-        prefill.call("release_writes")
+    for side in (prefill, decode):
+        side.settle(lambda stats: stats["holds"] == 1)
+        assert not side.status("r")["releasable"]
+    assert not decode.pages.any()
+    prefill.call("release_writes")
     for side in (prefill, decode):
         side.until("r", "releasable")
 
@@ -137,28 +112,11 @@ def test_abort_stops_the_writer_between_chunks(sides, backend) -> None:
     assert 0 < np.count_nonzero(decode.pages.any(axis=(0, 2))) < 40, "chunks went on after the abort"
 
 
-def test_request_without_decode_ends_at_deadline(local_pair) -> None:
-    prefill, _ = local_pair
-    prefill.open("r", 7, deadline_s=0.5)
-    prefill.send("r", [1])
-    assert prefill.until("r", "ended", within_s=10)["cause"] == "timed_out"
-    assert prefill.status("r")["releasable"]
-
-
 def test_attempt_without_request_ends_at_deadline(local_pair) -> None:
     prefill, decode = local_pair
     offer(decode, prefill, 7, deadline_s=0.5)
     assert decode.until("r", "ended", within_s=10)["cause"] == "timed_out"
     decode.until("r", "releasable", within_s=10)
-
-
-def test_unreachable_prefill_fails_what_waits_for_it(sides) -> None:
-    decode = sides("decode", timeouts={**TIMEOUTS, "connect_s": 1.0})
-    with contextlib.closing(KeptPort()) as unused:
-        offer(decode, unused.address, 7)
-        status = decode.until("r", "ended")
-    assert (status["cause"], status["releasable"]) == ("peer_lost", True)
-    assert "cannot be reached" in status["message"]
 
 
 def test_bootstrap_host_outside_allowed_networks_is_refused(sides) -> None:
@@ -172,8 +130,8 @@ def test_bootstrap_host_outside_allowed_networks_is_refused(sides) -> None:
             listener.accept()
 
 
-def test_unlike_models_are_refused_with_both_values(sides, backend) -> None:
-    prefill, decode = sides("prefill", backend), sides("decode", backend, model="another")
+def test_unlike_models_are_refused_with_both_values(sides) -> None:
+    prefill, decode = sides("prefill"), sides("decode", model="another")
     offer(decode, prefill, 7)
     status = decode.until("r", "ended")
     assert status["cause"] == "invalid"
@@ -249,20 +207,6 @@ def test_close_under_load_ends_the_peers_halves(sides, backend) -> None:
     closed = decode.call("close")
     assert closed["seconds"] < 5.0
     assert closed["threads"] == 1
-
-
-def test_draining_side_refuses_only_new_work(sides) -> None:
-    prefill, decode = sides("prefill"), sides("decode")
-    fill(prefill, 1)
-    open_both(prefill, decode, 7)
-    prefill.until("r", "ready")
-    prefill.call("drain")
-    prefill.open("new", 8)
-    assert prefill.until("new", "ended")["cause"] == "refused"
-    assert not prefill.settle(lambda stats: stats["draining"])["drained"]
-    prefill.send("r", [1, 2])
-    decode.until("r", "done")
-    prefill.settle(lambda stats: stats["drained"])
 
 
 def test_http_serves_state_and_metrics(local_pair) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.integration.cable import ask
 from tests.integration.connector_peer import Side
 from tests.integration.handoffs import fill, open_both, settle_empty
-from tests.integration.small_side import until
+from tests.waiting import until
 
 FIRST, SECOND = 8, 3
 CHUNK_BYTES = 4 * 512

@@ -16,7 +16,8 @@ from pdpool_connector.protocol.fence import ProcessExited
 from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.runtime import peer_table
 
-from tests.integration.small_side import Side, offer, until
+from tests.integration.small_side import Side, offer
+from tests.waiting import until
 
 TRIES = 20
 PAGES = [5]

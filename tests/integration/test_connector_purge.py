@@ -11,8 +11,9 @@ from pdpool_connector.backends.base import Poll
 from pdpool_connector.backends.local import LocalBackend
 from pdpool_connector.transport.tokens import TokenVerifier
 
-from tests.integration.small_side import Side, offer, until
+from tests.integration.small_side import Side, offer
 from tests.integration.test_connector_secured import PUBLIC, post, token
+from tests.waiting import until
 
 IDS = itertools.count(1)
 ALL = {"older_than_s": 0, "reason": "leaked"}

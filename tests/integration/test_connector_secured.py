@@ -22,7 +22,8 @@ from pdpool_connector.transport.bootstrap import BOOTSTRAP_PATH, RANKS_PATH, Ran
 from pdpool_connector.transport.curve import CurveKey, connect_with, make_key
 from pdpool_connector.transport.tokens import TokenVerifier, sign_operation, sign_registration
 
-from tests.integration.small_side import Side, offer, until
+from tests.integration.small_side import Side, offer
+from tests.waiting import until
 
 IDS = itertools.count(1)
 FENCE = {"incarnation": "0" * 32, "proofs": [{"kind": "process_exited", "pid": 1, "seen_by": "test"}]}

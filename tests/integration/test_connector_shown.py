@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.asking import get_json, web
 from tests.integration.connector_peer import Side
 from tests.integration.handoffs import hold_a_write, open_both
-from tests.integration.small_side import until
+from tests.waiting import until
 
 
 def state(side: Side) -> dict:

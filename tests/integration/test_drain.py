@@ -10,6 +10,7 @@ import pytest
 from pdpool_reference.demo.launch import Children, get_status
 
 from tests.integration.asking import admin_socket, drain_state, open_sequences, web
+from tests.waiting import until
 
 BODY = {"text": "abc", "sampling_params": {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}}
 
@@ -46,13 +47,6 @@ def drain(path, deadline, *further):
 
 def freeze(engine, *, frozen):
     assert web.post(engine.url + "/faults", json={"freeze_scheduler": frozen}, timeout=30).status_code == 200
-
-
-def until(condition, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that in time"
-        time.sleep(0.02)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 import itertools
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -15,6 +14,7 @@ from pdpool_reference.demo.launch import Children
 
 from tests.integration.asking import get_json, web
 from tests.unit.operator.plan.makers import SETTINGS, make_pool
+from tests.waiting import until
 
 ROOMS = itertools.count(1_000_000)
 WITHIN_S = 60.0
@@ -26,14 +26,6 @@ def operators_flag(role, root):
     (flag,) = (arg for arg in pod["containers"][0]["args"] if arg.startswith("--flight-dir="))
     name, _, directory = flag.partition("=")
     return [f"{name}={root / role}{directory}"], root / role / directory.lstrip("/")
-
-
-def until(look):
-    deadline = time.monotonic() + WITHIN_S
-    while not (found := look()):
-        assert time.monotonic() < deadline, "it did not come to that in time"
-        time.sleep(0.02)
-    return found
 
 
 def records_in(directory):

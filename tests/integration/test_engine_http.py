@@ -15,6 +15,7 @@ from pdpool_reference.demo.launch import Children
 from pdpool_reference.http_edge import CLOSE_S
 
 from tests.integration.asking import load_of, open_sequences
+from tests.waiting import until
 
 PAGES = 256
 """4096 tokens: more than a second of work for the tiny model, and small enough to be filled by a test."""
@@ -47,14 +48,6 @@ def call(engine, method, path, body=None, *, raw=None, timeout=90):
             return response.status, text
     finally:
         connection.close()
-
-
-def until(condition, seconds=60.0):
-    """Poll another process's state until it is as wanted."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that in time"
-        time.sleep(0.02)
 
 
 def chat(client, text="hello", **options):
@@ -195,20 +188,6 @@ def test_bad_request_gets_400_naming_the_field(engine, path, body, param):
     assert answer["error"]["type"] == "invalid_request_error"
     assert answer["error"]["param"] == param
     assert param in answer["error"]["message"]
-
-
-@pytest.mark.parametrize("raw", ["{", "", "[]", '{"prompt": 1}', '{"prompt":"a"} x'])
-def test_what_is_no_request_gets_400(engine, raw):
-    status, answer = call(engine, "POST", "/v1/completions", raw=raw)
-    assert status == 400
-    assert answer["error"]["message"]
-
-
-def test_unknown_paths_and_methods_get_an_error_body(engine):
-    assert call(engine, "GET", "/v2/nothing")[0] == 404
-    status, answer = call(engine, "GET", "/v1/completions")
-    assert status == 405
-    assert answer["error"]["type"] == "invalid_request_error"
 
 
 def test_full_engine_answers_503(engine):

@@ -6,7 +6,8 @@ import pytest
 from pdpool_reference.demo.launch import Children
 
 from tests.integration.asking import get_json, web
-from tests.integration.test_engine_match import until, warm_up
+from tests.integration.test_engine_match import warm_up
+from tests.waiting import until
 
 
 @pytest.mark.parametrize(("side", "queue"), [("prefill", "prefill_inflight"), ("decode", "decode_transfer")])

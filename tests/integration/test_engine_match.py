@@ -21,6 +21,7 @@ from pdpool_reference.demo.launch import HOST, Children
 
 from dev.processes import send
 from tests.integration.asking import PATIENT_ROUTER, get_json, load_of, web
+from tests.waiting import until
 
 ROOMS = itertools.count(5_000_000)
 BODY = {"input_ids": list(range(1, 40)), "sampling_params": {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}}
@@ -49,13 +50,6 @@ def decode(children):
 def doomed(children):
     """A decode for a test that kills it."""
     return children.engine("decode", model_path="tiny", extra=["--enable-faults"])
-
-
-def until(condition, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that in time"
-        time.sleep(0.02)
 
 
 def queued(child, queue):

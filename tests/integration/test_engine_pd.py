@@ -16,6 +16,7 @@ import pytest
 from pdpool_reference.demo.launch import Child, Children, get_status
 
 from tests.integration.asking import PATIENT_ROUTER, get_json, load_of, web
+from tests.waiting import until
 
 PAGES = 512
 ROOMS = itertools.count(1_000_000)
@@ -70,14 +71,6 @@ class Pair:
             if queues != EMPTY or load["num_used_tokens"] or load["num_running_reqs"]:
                 return False
         return True
-
-
-def until(condition, seconds=60.0):
-    """Poll other processes' state until it is as wanted."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that in time"
-        time.sleep(0.02)
 
 
 def start(backend, children):

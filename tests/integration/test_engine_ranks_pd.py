@@ -13,7 +13,7 @@ import pytest
 from pdpool_reference.demo.launch import Child, Children
 
 from tests.integration.asking import get_json, load_of, web
-from tests.integration.small_side import until
+from tests.waiting import until
 
 PROMPTS = [[token % 250 for token in range(100, 100 + length)] for length in (1, 15, 16, 17, 300)]
 ROOMS = itertools.count(5_000_000)

@@ -14,9 +14,9 @@ from pdpool_reference.kv import PAGE_TOKENS, PagedKV
 from pdpool_reference.model import Model
 
 from tests.integration.asking import get_json
-from tests.integration.small_side import until
 from tests.integration.test_engine_ranks import PAGES, engine_of, prompt_and_two_tokens
 from tests.integration.test_engine_ranks_pd import begin, generate, handed_over, quiet, states
+from tests.waiting import until
 
 CACHE = Path(__file__).parents[2] / ".cache" / "models"
 """As in the model's unit tests: converting takes seconds."""

@@ -7,7 +7,6 @@ import runpy
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from pdpool_reference.demo.launch import HOST, ROUTER_FLAGS, Children, free_port
 from pdpool_reference.request_body import MAX_BODY_BYTES
 
 from tests.integration.asking import PATIENT_ROUTER, open_sequences, web
+from tests.waiting import until
 
 SCRIPT = Path(__file__).parents[2] / "images" / "router" / "start_router.py"
 KEY = "0123456789abcdef"
@@ -49,13 +49,6 @@ def router(tmp_path, workers, *more):
     finally:
         process.kill()
         process.wait(10)
-
-
-def until(condition, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that in time"
-        time.sleep(0.05)
 
 
 def listed(url):

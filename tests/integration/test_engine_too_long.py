@@ -9,6 +9,7 @@ import pytest
 from pdpool_reference.demo.launch import Children
 
 from tests.integration.asking import PATIENT_ROUTER, load_of, web
+from tests.waiting import until
 
 ROOMS = itertools.count(7_000_000)
 SOON_S = 60.0
@@ -111,10 +112,3 @@ def idle(engine):
     load = load_of(engine.url)
     queued = sum(value for name, value in load["disaggregation"].items() if name.endswith("_reqs"))
     return load["num_used_tokens"] == load["num_running_reqs"] == queued == 0
-
-
-def until(condition, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that in time"
-        time.sleep(0.02)

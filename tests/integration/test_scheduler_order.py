@@ -28,7 +28,8 @@ from tests.integration.sglang_order import (
     Sender,
     TransferError,
 )
-from tests.integration.small_side import Side, until
+from tests.integration.small_side import Side
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -1,12 +1,9 @@
 """One hand-off from begin to end on each side: success, abort, loss of the peer."""
 
-from pdpool_connector.protocol import frames as f
-from pdpool_connector.protocol.events import PeerLost, StopWriting, WriteResult
+from pdpool_connector.protocol.events import StopWriting, WriteResult
 from pdpool_connector.protocol.status import Cause, Phase
 
 from tests.unit.protocol.sides import (
-    DECODE,
-    PREFILL,
     Decode,
     Prefill,
     abort_frame,
@@ -14,7 +11,6 @@ from tests.unit.protocol.sides import (
     ack,
     ended,
     names,
-    sent,
     writes,
 )
 
@@ -62,44 +58,3 @@ class TestAbort:
         assert (side.status[1].cause, side.status[1].releasable) == (Cause.PEER_ABORTED, False)
         assert names(side.landed(write, WriteResult.STOPPED)) == ["Ended(peer_aborted)"]
         assert side.status[1].releasable
-
-    def test_abort_before_offer_releases_at_once(self) -> None:
-        side = Decode()
-        side.open()
-        assert names(side.abort()) == ["Abort"]
-        assert (side.status[1].phase, side.status[1].releasable) == (Phase.FAILED, True)
-        assert names(side.receive(ended(1, "peer_aborted"))) == ["Ack"]
-        assert side.machine.rows == 0
-
-    def test_abort_after_offer_waits_for_settled_end(self) -> None:
-        side = Decode()
-        side.offered()
-        assert names(side.abort()) == ["Abort"]
-        assert not side.status[1].releasable
-        side.receive(ended(1, "peer_aborted", settled=False))
-        assert not side.status[1].releasable
-        side.receive(ended(1, "peer_aborted"))
-        assert side.status[1].releasable
-
-
-class TestPeerLoss:
-    def test_lost_decode_ends_handoff_before_offer(self) -> None:
-        side = Prefill()
-        side.request()
-        side.opened()
-        side.do(PeerLost(DECODE, "connection ended"))
-        assert (side.status[1].cause, side.status[1].releasable) == (Cause.PEER_LOST, True)
-
-    def test_lost_prefill_holds_offered_memory(self) -> None:
-        side = Decode()
-        side.offered()
-        side.do(PeerLost(PREFILL, "connection ended"))
-        assert (side.status[1].cause, side.status[1].releasable) == (Cause.PEER_LOST, False)
-        assert len(side.machine.held()) == 1
-        assert sent(side.link(), f.Abort)
-
-    def test_lost_prefill_frees_memory_before_offer(self) -> None:
-        side = Decode()
-        side.open()
-        side.do(PeerLost(PREFILL, "connection ended"))
-        assert (side.status[1].cause, side.status[1].releasable) == (Cause.PEER_LOST, True)

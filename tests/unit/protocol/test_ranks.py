@@ -286,19 +286,6 @@ class TestFailing:
         assert names(side.receive(abort_frame(**FIRST))) == ["Ended(peer_aborted)"] * 2
         assert (side.status[1].cause, side.status[1].releasable) == (Cause.PEER_ABORTED, True)
 
-    @pytest.mark.parametrize("requested", [True, False])
-    def test_late_rank_gets_cause_of_ended_request(self, requested: bool) -> None:
-        side = Prefill(TIMEOUTS, DECODE, DECODE_2)
-        if requested:
-            side.request()
-        side.opened(1, **FIRST)
-        side.receive(abort_frame(**FIRST))
-        assert names(side.opened(1, peer=DECODE_2, **SECOND)) == ["Ended(peer_aborted)"]
-        if not requested:
-            side.request()
-        assert side.status[1].cause is Cause.PEER_ABORTED
-        assert side.machine.rows == side.machine.tombstones
-
     @pytest.mark.parametrize("order", list(itertools.permutations(["abort", "request", "open"])))
     def test_abort_without_open_ends_request_and_other_rank(self, order: tuple[str, ...]) -> None:
         side = Prefill(TIMEOUTS, DECODE, DECODE_2)

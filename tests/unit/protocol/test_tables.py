@@ -200,6 +200,8 @@ class TestTimeouts:
             ("result_s", "5", "result_s='5' is of type str: give a number"),
             ("max_attempts", 2.5, "max_attempts=2.5 is of type float: give an int"),
             ("max_tombstones", True, "max_tombstones=True is of type bool"),
+            ("match_s", None, "match_s=None is of type NoneType: give a number"),
+            ("max_attempts", None, "max_attempts=None is of type NoneType: give an int"),
         ],
     )
     def test_wrong_value_is_named(self, field: str, value: object, why: str) -> None:

@@ -15,6 +15,8 @@ from pdpool_reference.scheduler import IDLE_BEAT_S, Scheduler
 from pdpool_reference.scheduler_core import Core, Limits
 from prometheus_client import CollectorRegistry
 
+from tests.waiting import until
+
 TOKENIZER = tokenizers.load("tiny")
 PAGES = 64
 WAIT_S = 20.0
@@ -134,13 +136,6 @@ def test_a_wake_makes_it_turn_at_once(long_beat, bench):
         before = bench.side.beats
         bench.scheduler.wake()
         until(lambda before=before: bench.side.beats > before)
-
-
-def until(condition):
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_frozen_scheduler_does_not_answer(bench):

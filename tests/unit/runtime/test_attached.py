@@ -2,12 +2,13 @@
 
 import logging
 import threading
-import time
 
 import numpy as np
 from pdpool_connector import Cause, DecodeConnector, Phase, PrefillConnector
 from pdpool_connector.protocol.status import TransferStatus
 from pdpool_connector.runtime.transfer import Transfer
+
+from tests.waiting import until
 
 PAGES = np.array([1, 2], np.int32)
 
@@ -27,13 +28,6 @@ class Counter:
     @property
     def count(self) -> int:
         return len(self.threads)
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def begin(prefill: PrefillConnector, decode: DecodeConnector) -> tuple[Transfer, Transfer]:

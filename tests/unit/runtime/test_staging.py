@@ -1,6 +1,5 @@
 """Pages that are gathered on their way to two decode ranks: what arrives, and what becomes of the slots."""
 
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,6 +10,8 @@ from pdpool_connector.backends.local import LocalBackend
 from pdpool_connector.layout.pairing import shard_model
 from pdpool_connector.layout.staging import SLOT_BYTES
 from pdpool_connector.protocol.fence import ProcessExited
+
+from tests.waiting import until
 
 TOKENS, HEAD, POOL = 16, 32, 8
 PAGES = np.array([5, 1, 2], np.int32)
@@ -93,13 +94,6 @@ def prefill(sides: list[Side], unsure, request) -> Iterator[PrefillConnector]:
     config = ConnectorConfig("127.0.0.1", staging_bytes=slots * SLOT_BYTES)
     with PrefillConnector(config, sides[0].memory, backend=unsure) as connector:
         yield connector
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def hand_over(prefill, decodes, room, pages=PAGES[::-1], slots=(0, 1)):

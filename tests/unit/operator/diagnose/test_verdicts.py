@@ -157,12 +157,6 @@ def test_prefill_is_stuck_itself_when_its_own_loop_is_silent() -> None:
     assert "requests wait for bootstrap" in diagnosis.message
 
 
-def test_prefill_is_stuck_when_nothing_moves_and_the_other_side_is_fine() -> None:
-    diagnosis = judge(prefill(at=40, queues={BOOTSTRAP: (1, 40.0, 5)}), decode(at=40), at=40)
-    assert diagnosis.verdict is Verdict.STUCK
-    assert "requests wait for bootstrap and nothing moves" in diagnosis.message
-
-
 @pytest.mark.parametrize(
     ("since_resumed_s", "verdict"), [(0, Verdict.BLOCKED), (29, Verdict.BLOCKED), (30, Verdict.STUCK)]
 )

@@ -57,12 +57,6 @@ def test_scale_in_removes_instances_in_the_documented_order() -> None:
     assert order == [7, 8, 4, 0, 2, 3, 1, 5, 6]
 
 
-def test_pending_and_stuck_instances_go_before_serving_ones() -> None:
-    pool = make_pool(replicas=2)
-    instances = pending(pool, 0), *(make_instance(pool, index) for index in (1, 2, 3))
-    assert [i.index for i in select(pool, *instances, at_fault=frozenset({1})).surplus] == [0, 1]
-
-
 @pytest.mark.parametrize(
     "change",
     [{"pod": None}, {"pod": make_pod(ready=False, phase="Failed")}, {"pod": make_pod(terminating=True, ready=False)}],
@@ -72,11 +66,6 @@ def test_instance_that_cannot_serve_goes_first(change: dict[str, Any]) -> None:
     pool = make_pool(replicas=1)
     broken = make_instance(pool, 0, **change)
     assert [i.index for i in select(pool, broken, make_instance(pool, 1)).surplus] == [0]
-
-
-def test_equal_instances_go_by_highest_index() -> None:
-    pool = make_pool(replicas=1)
-    assert [i.index for i in select(pool, *(make_instance(pool, i) for i in range(3))).surplus] == [2, 1]
 
 
 def test_drain_under_way_is_not_switched() -> None:
@@ -111,14 +100,6 @@ def test_instance_under_deletion_keeps_its_index() -> None:
     selection = select(pool, make_instance(pool, 0, deleting=True), make_instance(pool, 1))
     assert selection.missing == (2,)
     assert selection.surplus == ()
-
-
-def test_scale_down_taken_back_ends_the_drain() -> None:
-    pool = make_pool(replicas=2)
-    draining = make_instance(pool, 0, drain_started=T0, drain_reason="ScaleDown")
-    plan = plan_pool(make_observed(pool, draining, make_instance(pool, 1)), SETTINGS, T0)
-    assert [patch.name for patch in plan.patch] == ["chat-prefill-0"]
-    assert plan.surplus == ()
 
 
 def test_idle_surplus_is_removed_while_another_drains() -> None:

@@ -382,13 +382,6 @@ def test_objects_of_somebody_else_are_not_counted() -> None:
     assert (status.replicas, status.ready_replicas, status.instances) == (0, 0, ())
 
 
-def test_a_pool_that_is_being_deleted_says_so() -> None:
-    pool = make_pool()
-    meta = pool.metadata.model_copy(update={"deletion_timestamp": T0})
-    deleted = pool.model_copy(update={"metadata": meta})
-    assert outcome(status_of(deleted, make_instance(deleted))) == ("False", "Deleting")
-
-
 def test_conditions_have_the_shape_that_kubectl_wait_reads() -> None:
     pool = make_pool()
     (_, ready, *_) = status_of(pool, make_instance(pool)).to_dict()["conditions"]

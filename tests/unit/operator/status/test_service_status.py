@@ -172,14 +172,6 @@ def test_why_routers_are_not_ready_is_named(changes: dict[str, Any], reason: str
         assert words in outcome(status, kind)[2]
 
 
-def test_without_a_router_the_service_is_ready_when_its_pools_are() -> None:
-    service = make_service(router={"enabled": False})
-    status = status_of(observe(service=service, deployment=None, objects=(), routers=()))
-    assert outcome(status)[:2] == ("True", "Ready")
-    assert outcome(status, "RouterReady")[:2] == ("True", "RouterDisabled")
-    assert status.url == ""
-
-
 def test_queues_of_both_sides_count() -> None:
     subject = Subject("chat", Role.DECODE, 1, None, leaving=False, tracks=())
     stuck = Diagnosis(subject, Verdict.STUCK, "decode chat-decode-1 rank 0: engine loop has not run")
@@ -189,14 +181,6 @@ def test_queues_of_both_sides_count() -> None:
     assert outcome(status)[:2] == ("True", "Ready")
 
 
-def test_one_router_of_three_is_available_and_not_ready() -> None:
-    service = make_service(router={"replicas": 3})
-    status = status_of(observe(service=service, deployment=deployment(service, replicas=3, ready_replicas=1)))
-    assert outcome(status, "Available")[:2] == ("True", "Serving")
-    assert outcome(status)[:2] == ("False", "RouterNotReady")
-    assert outcome(status, "Reconciling")[:2] == ("True", "RouterNotReady")
-
-
 @pytest.mark.parametrize(("unsettled", "expected"), [((), "True"), (("does not show yet",), "False")])
 def test_worker_lists_count_until_they_are_read_back(unsettled: tuple[str, ...], expected: str) -> None:
     observed = observe(workers=())
@@ -204,12 +188,6 @@ def test_worker_lists_count_until_they_are_read_back(unsettled: tuple[str, ...],
     status = service_status(ServiceFacts(observed, plan, (), (), unsettled), T0)
     assert outcome(status)[0] == expected
     assert outcome(status, "Available")[0] == "True"
-
-
-def test_a_conflict_of_names_is_named() -> None:
-    status = status_of(observe(deployment=deployment(make_service(), controller_uid="x")))
-    assert outcome(status)[:2] == ("False", "NameConflict")
-    assert outcome(status, "Stalled")[:2] == ("True", "NameConflict")
 
 
 def test_the_status_fits_its_schema_when_written() -> None:
