@@ -12,7 +12,6 @@ from ..diagnose.demand import demand
 from ..diagnose.departures import Departures, follow_departures
 from ..diagnose.ejection import Ejection, eject, with_ejections
 from ..diagnose.evidence import is_current
-from ..diagnose.failing import advance
 from ..diagnose.model import Diagnosis, Subject
 from ..diagnose.outcomes import OutcomeTrack, count_router
 from ..diagnose.pools import diagnose, subjects
@@ -21,6 +20,7 @@ from ..diagnose.reach import with_cuts
 from ..diagnose.standing import Standing
 from ..diagnose.track import RankTrack, follow
 from ..diagnose.transport import with_transports
+from ..diagnose.trials import advance
 from ..observe.keys import POOL_KIND_OF_ROLE, Bindings, Key
 from ..observe.model import ObservedPool
 from ..observe.router_outcomes import RouterSample

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from .failing import FORGIVEN_AFTER
 from .model import Diagnosis, Verdict
+from .trials import FORGIVEN_AFTER
 
 RETURN_AFTER = timedelta(seconds=10)
 """Three samples in which the instance works."""

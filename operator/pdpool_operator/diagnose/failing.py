@@ -1,4 +1,4 @@
-"""Finds instances that fail requests while their siblings serve, and decides when they are tried again.
+"""Finds instances that fail requests while their siblings serve.
 
 A router counts each try at both engines of its pair. So an innocent prefill engine that is paired with a failing decode
 engine has failures too. Per instance and source, within the last minute, with  share = failed / (done + failed):
@@ -32,31 +32,19 @@ engine has failures too. Per instance and source, within the last minute, with  
                           pod ended, or it was taken out or put on trial. Requests that waited for it end at their
                           deadlines
 
-An instance that is suspected leaves the rotation (OUT). After a pause it serves again on TRIAL:
-
-    OUT    -> TRIAL     after PAUSE, doubled for each time in a row, at most LONGEST_PAUSE
-
-    TRIAL  -> OUT       after TRIAL_FAILED failures without a success, while a sibling succeeds
-
-    TRIAL  -> SERVING   after TRIAL_DONE successes with a share <= SIBLING_SHARE, or after TRIAL_LASTS without a failure
-
-    any    -> SERVING   when another process or another pod takes the instance's place
-
-Failures of a process that Kubernetes counted as not ready do not count once it is ready again. Nor do those that a
-sample shows within LATE after that, or after a new process.
+What follows from a suspicion stands in `trials`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from ..api.names import Role
 from ..observe.samples import Tally
-from .departures import Departures
 from .evidence import ran_lately
 from .model import SOURCES, Subject
 from .outcomes import WINDOW
-from .standing import Phase, Standing
+from .standing import Phase
 from .track import RankTrack
 
 MIN_FAILED = 3
@@ -84,20 +72,11 @@ SILENT_S = 15.0
 GOES_ON = timedelta(seconds=30)
 """An instance that finished no hand-off for so long is not overloaded, unless its prefill engine computes."""
 
-LATE = timedelta(seconds=5)
-"""A router's sample may be this old: its interval and its deadline."""
-
-PAUSE = timedelta(seconds=30)
-LONGEST_PAUSE = timedelta(minutes=8)
-TRIAL_FAILED = 2
-TRIAL_DONE = 3
-TRIAL_LASTS = timedelta(minutes=5)
-FORGIVEN_AFTER = timedelta(minutes=10)
-"""Pauses begin from the shortest again after so long without a suspicion."""
-
 
 @dataclass(frozen=True, slots=True)
-class _Evidence:
+class Evidence:
+    """Why an instance is suspected."""
+
     tally: Tally
     sibling: str
     siblings: Tally
@@ -110,68 +89,6 @@ class _Evidence:
         )
 
 
-def advance(
-    own: Sequence[Subject],
-    others: Sequence[Subject],
-    standings: Mapping[str, Standing],
-    now: datetime,
-    departures: Sequence[Departures] = (),
-) -> dict[str, Standing]:
-    """Return the standing of each pod of one side after a look, by UID of the pod.
-
-    Args:
-        own: Instances of one pool.
-        others: Instances of the other role that work with them.
-        standings: Result of the last look.
-        now: Time of the clock that stamped the samples.
-        departures: What is remembered of the other side's processes, one for each of its pools.
-    """
-    excused = any(pool.within(WINDOW, now) for pool in departures)
-    suspected = _suspects(own, others, now) if not excused else {}
-    return {
-        subject.pod.uid: _step(subject, own, standings.get(subject.pod.uid), suspected.get(subject.name), now)
-        for subject in own
-        if subject.pod is not None
-    }
-
-
-def _step(
-    subject: Subject, own: Sequence[Subject], before: Standing | None, evidence: _Evidence | None, now: datetime
-) -> Standing:
-    assert subject.pod is not None
-    incarnation = next((track.incarnation for track in subject.tracks if track.incarnation), "")
-    if before is None:
-        return Standing(incarnation, Phase.SERVING, subject.pod.created_at)
-    if before.incarnation and incarnation and before.incarnation != incarnation:
-        return Standing(incarnation, Phase.SERVING, now + LATE)
-    if incarnation and not before.incarnation:
-        before = replace(before, incarnation=incarnation)
-    match before.phase:
-        case Phase.OUT:
-            pause = min(PAUSE * 2 ** (before.times - 1), LONGEST_PAUSE)
-            return replace(before, phase=Phase.TRIAL, since=now) if now - before.since >= pause else before
-        case Phase.TRIAL:
-            return _tried(subject, own, before, now)
-        case Phase.SERVING:
-            if not subject.pod.ready:
-                return replace(before, since=now + LATE)
-            if evidence is None:
-                return before
-            times = 1 if now - before.since > FORGIVEN_AFTER else before.times + 1
-            return replace(before, phase=Phase.OUT, since=now, times=times, evidence=str(evidence))
-
-
-def _tried(subject: Subject, own: Sequence[Subject], before: Standing, now: datetime) -> Standing:
-    """Return the standing after a look at an instance on trial."""
-    tallies = [subject.tally(source, before.since) for source in SOURCES]
-    siblings = [s.tally(source, before.since) for s in _siblings(subject, own) for source in SOURCES]
-    if any(t.failed >= TRIAL_FAILED and not t.done for t in tallies) and any(_does_well(t, 1) for t in siblings):
-        return replace(before, phase=Phase.OUT, since=now, times=before.times + 1)
-    passed = any(_does_well(t, TRIAL_DONE) for t in tallies)
-    quiet = now - before.since >= TRIAL_LASTS and not any(t.failed for t in tallies)
-    return replace(before, phase=Phase.SERVING, since=now, evidence="") if passed or quiet else before
-
-
 def finishes_nothing(subject: Subject, now: datetime) -> bool:
     """Whether requests fail at an instance and none finishes."""
     start = _start(subject, now)
@@ -181,8 +98,9 @@ def finishes_nothing(subject: Subject, now: datetime) -> bool:
     )
 
 
-def _suspects(own: Sequence[Subject], others: Sequence[Subject], now: datetime) -> dict[str, _Evidence]:
-    found: dict[str, _Evidence] = {}
+def suspects(own: Sequence[Subject], others: Sequence[Subject], now: datetime) -> dict[str, Evidence]:
+    """Return the evidence against each suspected instance of one side, by its name."""
+    found: dict[str, Evidence] = {}
     if any(_excuses(subject, now) for subject in others):
         return found
     for source in SOURCES:
@@ -251,7 +169,7 @@ def _was_silent(track: RankTrack, now: datetime) -> bool:
     return track.resumed_at is not None and track.gap_s >= SILENT_S and now - track.resumed_at <= WINDOW
 
 
-def _failing_by_themselves(own: Iterable[Subject], source: str, now: datetime) -> dict[str, _Evidence]:
+def _failing_by_themselves(own: Iterable[Subject], source: str, now: datetime) -> dict[str, Evidence]:
     serving = [subject for subject in own if _serves(subject)]
     found = {}
     for subject in serving:
@@ -268,7 +186,7 @@ def _failing_by_themselves(own: Iterable[Subject], source: str, now: datetime) -
             tally = subject.tally(source, since)
             well = [(s.name, t) for s in siblings if suffices(tally, t := _beside(s, source, since, failed_at, now))]
             if well:
-                found[subject.name] = _Evidence(tally, *max(well, key=lambda one: one[1].done))
+                found[subject.name] = Evidence(tally, *max(well, key=lambda one: one[1].done))
                 break
     return found
 
@@ -300,7 +218,8 @@ def _serves_well(sibling: Tally, share: float) -> bool:
     return sibling.done >= SIBLING_DONE and sibling.share <= share
 
 
-def _does_well(tally: Tally, at_least: int) -> bool:
+def does_well(tally: Tally, at_least: int) -> bool:
+    """Whether enough requests succeeded, and few failed."""
     return tally.done >= at_least and tally.share <= SIBLING_SHARE
 
 
@@ -327,5 +246,6 @@ def _serves(subject: Subject) -> bool:
     return subject.standing is None or subject.standing.phase is Phase.SERVING
 
 
-def _siblings(subject: Subject, own: Sequence[Subject]) -> list[Subject]:
+def siblings_of(subject: Subject, own: Sequence[Subject]) -> list[Subject]:
+    """Return the other instances of its pool that take requests."""
     return [other for other in own if other.name != subject.name and _serves(other)]

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 import pytest
 from pdpool_operator.api.names import Role
 from pdpool_operator.diagnose.ejection import LONGEST_RETURN, RETURN_AFTER, Ejection, eject, with_ejections
-from pdpool_operator.diagnose.failing import FORGIVEN_AFTER
 from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
+from pdpool_operator.diagnose.trials import FORGIVEN_AFTER
 
 from ..plan.makers import T0, make_pod
 

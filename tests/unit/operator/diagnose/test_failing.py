@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from pdpool_operator.api import names
 from pdpool_operator.api.names import Role
-from pdpool_operator.diagnose.failing import FORGIVEN_AFTER, LONGEST_PAUSE, PAUSE, TRIAL_LASTS, advance
 from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
 from pdpool_operator.diagnose.outcomes import WINDOW, OutcomeTrack, count, count_router
 from pdpool_operator.diagnose.pools import diagnose, subjects
 from pdpool_operator.diagnose.standing import Standing
 from pdpool_operator.diagnose.track import RankTrack, follow
+from pdpool_operator.diagnose.trials import FORGIVEN_AFTER, LONGEST_PAUSE, PAUSE, TRIAL_LASTS, advance
 from pdpool_operator.observe.model import ObservedPool
 from pdpool_operator.observe.samples import Tally
 

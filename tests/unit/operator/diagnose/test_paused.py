@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 from pdpool_operator.api.names import Role
-from pdpool_operator.diagnose.failing import advance
 from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
 from pdpool_operator.diagnose.pools import diagnose
 from pdpool_operator.diagnose.standing import Phase
+from pdpool_operator.diagnose.trials import advance
 from pdpool_operator.observe.samples import QueueSample, RankSample, Tally
 
 from tests.unit.operator.plan.makers import T0, follow_all, make_pod, make_sample, seconds

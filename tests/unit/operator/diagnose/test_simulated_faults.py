@@ -6,12 +6,12 @@ from datetime import datetime
 import pytest
 from pdpool_operator.api.names import Role
 from pdpool_operator.diagnose.departures import Departures
-from pdpool_operator.diagnose.failing import advance
 from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
 from pdpool_operator.diagnose.outcomes import OutcomeTrack
 from pdpool_operator.diagnose.pools import diagnose
 from pdpool_operator.diagnose.standing import Phase, Standing
 from pdpool_operator.diagnose.track import RankTrack, follow
+from pdpool_operator.diagnose.trials import advance
 from pdpool_operator.observe.samples import Tally
 
 from tests.unit.operator.plan.makers import T0, follow_all, make_pod, make_sample, seconds
