@@ -21,6 +21,7 @@ from .controller.fences import Fencer
 from .controller.judge import Judge
 from .controller.node_fences import NodeFences
 from .controller.operations import Operations
+from .controller.readings import Readings
 from .controller.reconcile import Controller
 from .controller.repairs import Repairer
 from .controller.reporter import Reporter
@@ -42,6 +43,7 @@ from .runtime.config import VARIABLES, Config, ConfigInvalidError, load
 from .runtime.keys import Keys
 from .runtime.lease import Elector
 from .runtime.lease_store import CALL_TIMEOUT_S, ApiLease
+from .runtime.live_metrics import LiveMetrics
 from .runtime.manager import work
 from .runtime.metrics import Metrics
 from .runtime.queue import WorkQueue
@@ -81,14 +83,17 @@ class Operator:
         self.bindings = Bindings()
         now = SteadyClock()
         self.judge = Judge(self.bindings, now, self.queue.add)
+        readings = Readings(self.judge, now)
         self.metrics = Metrics(
-            queues=self.judge.queues,
-            holds=self.judge.holds,
-            verdicts=self.judge.verdicts,
-            rotation=self.judge.rotation,
-            demands=self.judge.demands,
-            leading=lambda: self.elector.leading,
-            waiting_keys=lambda: len(self.queue),
+            LiveMetrics(
+                queues=readings.queues,
+                holds=readings.holds,
+                verdicts=readings.verdicts,
+                rotation=readings.rotation,
+                demands=readings.demands,
+                leading=lambda: self.elector.leading,
+                waiting_keys=lambda: len(self.queue),
+            )
         )
         lease_api = Api(clients.lease, timeout_s=CALL_TIMEOUT_S, on_call=self.metrics.on_call)
         self.elector = Elector(

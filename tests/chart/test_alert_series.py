@@ -11,7 +11,8 @@ from pdpool_operator.diagnose.model import Verdict
 from pdpool_operator.observe.keys import Key
 from pdpool_operator.observe.router_outcomes import parse_outcomes
 from pdpool_operator.observe.samples import Tally
-from pdpool_operator.runtime.metrics import DemandReading, HoldReading, Metrics, QueueReading
+from pdpool_operator.runtime.live_metrics import DemandReading, HoldReading, LiveMetrics, QueueReading
+from pdpool_operator.runtime.metrics import Metrics
 from pdpool_operator.runtime.state_metrics import PoolCounts, Serving
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -30,13 +31,15 @@ OF_A_ROUTER = {"smg_worker_cb_outcomes_total": {"worker", "outcome"}}
 def exported() -> dict[str, set[str]]:
     """Label names by series name, as scraped from the operator's own registry."""
     metrics = Metrics(
-        queues=lambda: [QueueReading(labels=QUEUE, reqs=1, oldest_s=1.0, moved_total=1, leaked=0)],
-        holds=lambda: [HoldReading(labels=QUEUE[:5], held_bytes=1, oldest_s=1.0)],
-        verdicts=lambda: {QUEUE[:4]: str(Verdict.UNKNOWN)},
-        rotation=lambda: {QUEUE[:4]: True},
-        demands=lambda: [DemandReading((*QUEUE[:3], QUEUE[5]), 1, 1.0)],
-        leading=lambda: True,
-        waiting_keys=lambda: 0,
+        LiveMetrics(
+            queues=lambda: [QueueReading(labels=QUEUE, reqs=1, oldest_s=1.0, moved_total=1, leaked=0)],
+            holds=lambda: [HoldReading(labels=QUEUE[:5], held_bytes=1, oldest_s=1.0)],
+            verdicts=lambda: {QUEUE[:4]: str(Verdict.UNKNOWN)},
+            rotation=lambda: {QUEUE[:4]: True},
+            demands=lambda: [DemandReading((*QUEUE[:3], QUEUE[5]), 1, 1.0)],
+            leading=lambda: True,
+            waiting_keys=lambda: 0,
+        )
     )
     condition = Condition(
         type="Ready", status="True", reason="Ready", message="", last_transition_time=NOW, observed_generation=1

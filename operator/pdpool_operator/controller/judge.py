@@ -8,13 +8,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from ..diagnose.demand import demand
 from ..diagnose.departures import Departures, follow_departures
 from ..diagnose.ejection import Ejection, eject, with_ejections
-from ..diagnose.evidence import is_current
 from ..diagnose.model import Diagnosis, Subject
 from ..diagnose.outcomes import OutcomeTrack, count_router
-from ..diagnose.pools import diagnose, subjects
+from ..diagnose.pools import diagnose, subjects_of
 from ..diagnose.predecessor import ejections_in, standings_in
 from ..diagnose.reach import with_cuts
 from ..diagnose.standing import Standing
@@ -26,8 +24,6 @@ from ..observe.model import ObservedPool
 from ..observe.router_outcomes import RouterSample
 from ..observe.samples import RankSample
 from ..observe.targets import Target
-from ..plan.rotation import receiving
-from ..runtime.metrics import DemandReading, HoldReading, QueueReading
 from ..status.transition import REFRESH
 
 JUDGE_EVERY_S = 1.0
@@ -139,7 +135,7 @@ class Judge:
         pool = self._pools.get(key)
         if pool is None:
             return ()
-        subjects = {other: self._subjects(other) for other in (key, *self._bindings.partners(key))}
+        subjects = {other: self.subjects(other) for other in (key, *self._bindings.partners(key))}
         # A process may have gone since the last look, and its pod with what was known of it.
         self._departures |= self._followed(subjects)
         return with_ejections(self._diagnose(key, pool, subjects), self._ejections.get(key, {}))
@@ -194,14 +190,14 @@ class Judge:
     def look(self) -> Mapping[Key, tuple[Diagnosis, ...]]:
         """Decide which instances are out of the rotation, and return the judgement on every pool."""
         self._look_at_outcomes()
-        subjects = {key: self._subjects(key) for key in self._pools}
+        subjects = {key: self.subjects(key) for key in self._pools}
         found = {key: self._diagnose(key, pool, subjects) for key, pool in self._pools.items()}
         self._ejections = {key: eject(some, self._ejections.get(key, {}), self._now()) for key, some in found.items()}
         return {key: with_ejections(some, self._ejections[key]) for key, some in found.items()}
 
     def _look_at_outcomes(self) -> None:
         """Decide for every pool which of its instances are failing. Both sides are judged by the same standings."""
-        subjects = {key: self._subjects(key) for key in self._pools}
+        subjects = {key: self.subjects(key) for key in self._pools}
         self._departures = self._followed(subjects)
         self._standings = {
             key: advance(
@@ -234,62 +230,21 @@ class Judge:
         self._enqueue(key.to_reconcile)
         return True
 
-    def verdicts(self) -> Mapping[tuple[str, str, str, str], str]:
-        """Return the verdict by (namespace, pool, role, instance), for metrics."""
-        return {
-            (key.namespace, d.subject.pool, str(d.subject.role), d.subject.label): str(d.verdict)
-            for key, diagnoses in self._diagnoses.items()
-            for d in diagnoses
-        }
+    def pools(self) -> Mapping[Key, ObservedPool]:
+        """Return the last observation of every pool."""
+        return self._pools
 
-    def rotation(self) -> Mapping[tuple[str, str, str, str], bool]:
-        """Return whether routers should list each instance by (namespace, pool, role, instance), for metrics."""
-        found = {}
-        for key, pool in self._pools.items():
-            if pool.watched:
-                continue  # its routers are not ours
-            listed = receiving(self.marked(key, pool))
-            for subject in self._subjects(key):
-                ip = subject.pod.ip if subject.pod is not None else None
-                found[key.namespace, subject.pool, str(subject.role), subject.label] = ip in listed
-        return found
+    def diagnoses(self) -> Mapping[Key, tuple[Diagnosis, ...]]:
+        """Return the last judgement on every pool that a reconcile or a look has judged."""
+        return self._diagnoses
 
-    def demands(self) -> Iterator[DemandReading]:
-        """Return the hand-off queues of each pool to scale it by, for metrics."""
-        for key, observed in self._pools.items():
-            for one in demand(self._diagnoses.get(key, ()), self._now()) if not observed.watched else ():
-                labels = (key.namespace, key.name, str(observed.pool.role), one.queue)
-                yield DemandReading(labels, one.reqs, one.oldest_s)
-
-    def queues(self) -> Iterator[QueueReading]:
-        """Return the hand-off queues as last seen, for metrics. Ranks without a last answer have none."""
-        for labels, track in self._ranks():
-            shown = track.latest.connector.engine_queues if track.latest.connector is not None else {}
-            for name, queue in (track.latest.seen_queues or {}).items():
-                leaked = track.leaked.get(name, 0) if name in shown else None
-                yield QueueReading((*labels, name), queue.reqs, queue.oldest_s, queue.moved_total, leaked)
-
-    def holds(self) -> Iterator[HoldReading]:
-        """Return the memory that ranks hold, as last seen, for metrics. Ranks without a last answer have none."""
-        for labels, track in self._ranks():
-            if (connector := track.latest.connector) is not None:
-                yield HoldReading(labels, connector.held_bytes, connector.held_oldest_s or 0.0)
-
-    def _ranks(self) -> Iterator[tuple[tuple[str, str, str, str, str], RankTrack]]:
-        """Return the track of every rank of all pools, with its labels, if its last sample is still current."""
-        for key in self._pools:
-            for subject in self._subjects(key):
-                where = (key.namespace, subject.pool, str(subject.role), subject.label)
-                for track in subject.tracks:
-                    if is_current(track, self._now()):
-                        yield (*where, str(track.latest.rank)), track
-
-    def _subjects(self, key: Key) -> tuple[Subject, ...]:
+    def subjects(self, key: Key) -> tuple[Subject, ...]:
+        """Return the instances of a pool with all that is known of them. Empty for an unknown pool."""
         pool = self._pools.get(key)
         if pool is None:
             return ()
         routers = [r for service in self._bindings.services(key) for r in self._routers.get(service, {}).values()]
-        return subjects(pool, self._tracks.get(key, {}), routers, self._standings.get(key, {}))
+        return subjects_of(pool, self._tracks.get(key, {}), routers, self._standings.get(key, {}))
 
     def _others(self, key: Key, subjects: Mapping[Key, tuple[Subject, ...]]) -> list[Subject]:
         return [subject for partner in self._bindings.partners(key) for subject in subjects.get(partner, ())]

@@ -17,7 +17,7 @@ from .surroundings import Surroundings
 from .track import RankTrack
 
 
-def subjects(
+def subjects_of(
     observed: ObservedPool,
     tracks: Mapping[str, Mapping[int, RankTrack]],
     routers: Iterable[Mapping[str, OutcomeTrack]] = (),

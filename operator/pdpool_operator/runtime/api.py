@@ -41,7 +41,7 @@ class Api:
         client: Sends the requests.
         timeout_s: Deadline of each call, in seconds.
         write_budget: Returns the seconds that a write may take. With 0, the call raises NotLeaderError.
-        on_call: Called for every call with verb, plural, HTTP status (0 if there was none) and seconds.
+        on_call: Called for every call with verb, plural and HTTP status, 0 if there was none.
         on_stored: Called with each object that a write has stored.
         on_deleted: Called with resource, namespace, name and UID of each object that a call has deleted.
         user_agent: Name of this program in the API server's audit log.
@@ -53,7 +53,7 @@ class Api:
         *,
         timeout_s: float = REQUEST_TIMEOUT_S,
         write_budget: Callable[[], float] = lambda: math.inf,
-        on_call: Callable[[str, str, int, float], None] = lambda *_: None,
+        on_call: Callable[[str, str, int], None] = lambda *_: None,
         on_stored: Callable[[Resource, Object], None] = lambda *_: None,
         on_deleted: Callable[[Resource, str, str, str], None] = lambda *_: None,
         user_agent: str = "pdpool-operator",

@@ -6,7 +6,6 @@ It uses `kubernetes.aio` for credentials, certificates and token rotation.
 import asyncio
 import math
 import os
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,12 +53,12 @@ class ApiTransport:
     Args:
         client: Has the connections and the credentials.
         timeout_s: Deadline of each call, in seconds. Of a watch, until it is accepted.
-        on_call: Called for every call with verb, plural, HTTP status (0 if there was none) and seconds.
+        on_call: Called for every call with verb, plural, and HTTP status (0 if there was none).
         user_agent: Name of this program in the API server's audit log.
     """
 
     def __init__(
-        self, client: ApiClient, timeout_s: float, on_call: Callable[[str, str, int, float], None], user_agent: str
+        self, client: ApiClient, timeout_s: float, on_call: Callable[[str, str, int], None], user_agent: str
     ) -> None:
         self._client: Any = client  # its methods have no annotations
         self._timeout_s = timeout_s
@@ -77,7 +76,7 @@ class ApiTransport:
     async def send(self, request: Request, budget_s: float = math.inf, take: Callable[[bytes], bytes] = bytes) -> bytes:
         """Return what `take` keeps of each part of the answer. It may raise, which ends the call."""
         timeout_s = min(self._timeout_s, budget_s)
-        started, status = time.monotonic(), 0
+        status = 0
         try:
             answer = await self._request(request, aiohttp.ClientTimeout(total=timeout_s))
             data = await (_body(answer, take) if 200 <= answer.status < 300 else _body(answer, limit=ERROR_BYTES))
@@ -86,7 +85,7 @@ class ApiTransport:
             reason = f"no answer within {timeout_s:.1f} s" if isinstance(error, TimeoutError) else str(error)
             raise UnavailableError(0, type(error).__name__, reason, request.what) from error
         finally:
-            self._on_call(request.verb, request.resource.plural, status, time.monotonic() - started)
+            self._on_call(request.verb, request.resource.plural, status)
         if not 200 <= status < 300:
             raise error_of(status, data, request.what)
         return data
@@ -99,7 +98,7 @@ class ApiTransport:
         Raises:
             UnavailableError: the connection broke, or nothing came for `silent_s`.
         """
-        started, status = time.monotonic(), 0
+        status = 0
         timeout = aiohttp.ClientTimeout(total=seconds + silent_s, sock_read=silent_s)
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -115,7 +114,7 @@ class ApiTransport:
             message = str(error) or "no answer in time"
             raise UnavailableError(0, type(error).__name__, message, request.what) from error
         finally:
-            self._on_call(request.verb, request.resource.plural, status, time.monotonic() - started)
+            self._on_call(request.verb, request.resource.plural, status)
 
     async def _request(self, request: Request, within: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
         method = METHODS.get(request.verb, "GET")

@@ -9,6 +9,7 @@ import pytest
 from pdpool_operator.api.names import Role
 from pdpool_operator.api.pools import DecodePool, PrefillPool
 from pdpool_operator.controller.judge import Judge
+from pdpool_operator.controller.readings import Readings
 from pdpool_operator.diagnose.ejection import RETURN_AFTER
 from pdpool_operator.diagnose.evidence import STALE_S
 from pdpool_operator.diagnose.standing import Phase, Standing
@@ -33,6 +34,7 @@ class World:
         bindings = Bindings()
         bindings.bind(SERVICE, "chat", "chat")
         self.judge = Judge(bindings, self.clock, self.asked.append)
+        self.readings = Readings(self.judge, self.clock)
 
     def observe(self, key: Key, *more: str) -> None:
         """Observe the pool's first instance, and one more for each further pod's UID. An empty UID: it has no pod."""
@@ -175,27 +177,27 @@ def test_requests_that_come_and_go_are_no_news(world):
 
 
 def test_readings_are_of_what_answers_and_vanish_with_the_pool(world):
-    (reading,) = [r for r in world.judge.queues() if r.labels[2] == "prefill"]
+    (reading,) = [r for r in world.readings.queues() if r.labels[2] == "prefill"]
     assert reading.labels == ("llm", "chat", "prefill", "0", "0", "prefill_bootstrap")
     assert (reading.reqs, reading.oldest_s, reading.moved_total) == (0, None, 5)
     world.sample(Role.PREFILL, None)
-    assert [r for r in world.judge.queues() if r.labels[2] == "prefill"] == []
-    assert ("llm", "chat", "prefill", "0") in world.judge.verdicts()
+    assert [r for r in world.readings.queues() if r.labels[2] == "prefill"] == []
+    assert ("llm", "chat", "prefill", "0") in world.readings.verdicts()
     world.judge.gone(PREFILL)
-    assert ("llm", "chat", "prefill", "0") not in world.judge.verdicts()
+    assert ("llm", "chat", "prefill", "0") not in world.readings.verdicts()
     world.judge.gone(DECODE)
-    assert list(world.judge.queues()) == []
-    assert list(world.judge.holds()) == []
+    assert list(world.readings.queues()) == []
+    assert list(world.readings.holds()) == []
     assert world.judge._tracks == {}
 
 
 def test_readings_of_a_pod_that_is_no_longer_looked_at_vanish(world):
     """The last report of a pod that has Failed and stays is out of date."""
     world.now += timedelta(seconds=STALE_S)
-    assert len(list(world.judge.queues())) == len(list(world.judge.holds())) == 2
+    assert len(list(world.readings.queues())) == len(list(world.readings.holds())) == 2
     world.now += timedelta(milliseconds=1)
-    assert list(world.judge.queues()) == []
-    assert list(world.judge.holds()) == []
+    assert list(world.readings.queues()) == []
+    assert list(world.readings.holds()) == []
 
 
 @pytest.mark.parametrize("ends", ["replaced", "gone with its pool"])
@@ -215,10 +217,10 @@ def test_what_each_rank_keeps_back_is_told_and_a_rank_that_is_no_more_is_forgott
 
     target = Target("llm", "chat", Role.DECODE, 0, "pod-decode", "127.0.0.1")
     world.judge.on_samples(target, [look(0), look(1, holds=1, held_bytes=4096, held_oldest_s=7.0)])
-    shown = {r.labels[4]: (r.held_bytes, r.oldest_s) for r in world.judge.holds() if r.labels[2] == "decode"}
+    shown = {r.labels[4]: (r.held_bytes, r.oldest_s) for r in world.readings.holds() if r.labels[2] == "decode"}
     assert shown == {"0": (0, 0.0), "1": (4096, 7.0)}
     world.judge.on_samples(target, [look(0)])
-    assert [r.labels[4] for r in world.judge.holds() if r.labels[2] == "decode"] == ["0"]
+    assert [r.labels[4] for r in world.readings.holds() if r.labels[2] == "decode"] == ["0"]
 
 
 def test_pools_of_which_something_is_to_be_told_about_lost_peers_are_asked_for(world):
@@ -357,7 +359,7 @@ def test_instance_that_works_returns_after_the_operator_restarts() -> None:
 
 def test_pool_has_numbers_to_scale_by_until_it_is_blocked(world):
     def readings() -> dict[str, tuple[int, float | None]]:
-        return {one.labels[2]: (one.reqs, one.oldest_s) for one in world.judge.demands()}
+        return {one.labels[2]: (one.reqs, one.oldest_s) for one in world.readings.demands()}
 
     assert readings() == {"prefill": (0, 0.0), "decode": (0, 0.0)}
     connector = ConnectorSample("life", 60.0, {"decode_transfer": QueueSample(0, None, 5)})
@@ -365,5 +367,5 @@ def test_pool_has_numbers_to_scale_by_until_it_is_blocked(world):
     world.judge.on_samples(Target("llm", "chat", Role.DECODE, 0, "pod-decode", "127.0.0.1"), [frozen])
     world.sample(Role.PREFILL, {"prefill_bootstrap": (9, 60.0, 5)})
     world.judge.tick()
-    assert {str(verdict) for verdict in world.judge.verdicts().values()} == {"Stuck", "Blocked"}
+    assert {str(verdict) for verdict in world.readings.verdicts().values()} == {"Stuck", "Blocked"}
     assert readings() == {}, "neither side may be scaled by requests that wait for a stuck engine"

@@ -11,7 +11,7 @@ from pdpool_operator.api import names
 from pdpool_operator.api.names import Role
 from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
 from pdpool_operator.diagnose.outcomes import WINDOW, OutcomeTrack, count, count_router
-from pdpool_operator.diagnose.pools import diagnose, subjects
+from pdpool_operator.diagnose.pools import diagnose, subjects_of
 from pdpool_operator.diagnose.standing import Standing
 from pdpool_operator.diagnose.track import RankTrack, follow
 from pdpool_operator.diagnose.trials import FORGIVEN_AFTER, LONGEST_PAUSE, PAUSE, TRIAL_LASTS, advance
@@ -108,7 +108,7 @@ class Play:
     def _subjects(self, role: Role) -> tuple[Subject, ...]:
         tracks = {uid: {0: track} for uid, track in self.tracks.items()}
         routers = [self.router] if self.router is not None else []
-        return subjects(self.pools[role], tracks, routers, self.standings)
+        return subjects_of(self.pools[role], tracks, routers, self.standings)
 
 
 def _plus(tally: Tally, done: int, failed: int) -> Tally:

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from pdpool_operator.diagnose.evidence import STALE_S
 from pdpool_operator.diagnose.model import Verdict
-from pdpool_operator.diagnose.pools import diagnose, subjects
+from pdpool_operator.diagnose.pools import diagnose, subjects_of
 from pdpool_operator.diagnose.track import follow
 
 from tests.unit.operator.plan.makers import T0, make_instance, make_observed, make_pool, make_sample
@@ -22,7 +22,7 @@ def verdict(*, ready_for_s: float, refused: bool, answered_before: bool = False)
         before = follow(None, make_sample(pod_uid=pod.uid)) if answered_before else None
         tracks = {pod.uid: {0: follow(before, make_sample(pod_uid=pod.uid, connector_error="refused", running=None))}}
     observed = make_observed(pool, replace(instance, pod=pod))
-    (diagnosis,) = diagnose(subjects(observed, tracks), (), stuck_after_s=30, now=T0)
+    (diagnosis,) = diagnose(subjects_of(observed, tracks), (), stuck_after_s=30, now=T0)
     return diagnosis.verdict
 
 

@@ -6,7 +6,7 @@ import pytest
 from pdpool_operator.api.names import Role
 from pdpool_operator.diagnose.evidence import STALE_S
 from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict, worst
-from pdpool_operator.diagnose.pools import diagnose, subjects
+from pdpool_operator.diagnose.pools import diagnose, subjects_of
 from pdpool_operator.diagnose.track import follow
 from pdpool_operator.observe.parse import observed_pod
 
@@ -387,7 +387,7 @@ def test_subjects_take_the_tracks_of_the_present_pod_of_our_own_instances() -> N
     draining = make_instance(pool, 2, drain_started=T0)
     track = follow(None, make_sample())
     tracks = {"uid-of-chat-prefill-0-0": {0: track}, "an earlier pod": {0: track}}
-    found = subjects(make_observed(pool, ours, foreign, draining), tracks)
+    found = subjects_of(make_observed(pool, ours, foreign, draining), tracks)
     assert [(s.index, s.leaving, s.tracks) for s in found] == [(0, False, (track,)), (2, True, ())]
 
 

@@ -11,7 +11,7 @@ from pdpool_operator.api.names import Role
 from pdpool_operator.api.pools import MAX_INSTANCES
 from pdpool_operator.api.services import DisaggregatedService, DisaggregatedServiceStatus
 from pdpool_operator.diagnose.model import Diagnosis, Verdict
-from pdpool_operator.diagnose.pools import diagnose, subjects
+from pdpool_operator.diagnose.pools import diagnose, subjects_of
 from pdpool_operator.observe.fleets import FleetReads
 from pdpool_operator.observe.model import ObservedFleet
 from pdpool_operator.observe.samples import EngineSample, RankSample
@@ -94,7 +94,7 @@ def judge(fleet: ObservedFleet, engine: EngineSample | None) -> tuple[Diagnosis,
             track = follow_all([sample])
             assert track is not None
             tracks[one.pod.uid] = {0: track}
-        return subjects(pool, tracks)
+        return subjects_of(pool, tracks)
 
     both = of(0), of(1)
     return tuple(d for own, others in (both, both[::-1]) for d in diagnose(own, others, stuck_after_s=30, now=NOW))

@@ -229,11 +229,11 @@ async def test_a_delete_names_the_uid_and_is_content_when_the_object_is_gone(ser
 
 async def test_nobody_there_is_unavailable_and_every_call_is_counted(server, connect):
     calls: list[tuple[str, str, int]] = []
-    api = connect(on_call=lambda verb, plural, status, _: calls.append((verb, plural, status)))
+    api = connect(on_call=lambda verb, plural, status: calls.append((verb, plural, status)))
     assert await api.get(PODS, "llm", "x") is None
     server.url = "http://127.0.0.1:1"
     with pytest.raises(UnavailableError):
-        await connect(on_call=lambda verb, plural, status, _: calls.append((verb, plural, status))).get(PODS, "a", "b")
+        await connect(on_call=lambda verb, plural, status: calls.append((verb, plural, status))).get(PODS, "a", "b")
     assert calls == [("get", "pods", 404), ("get", "pods", 0)]
 
 

@@ -15,8 +15,9 @@ from pdpool_operator.runtime import health, logs, manager
 from pdpool_operator.runtime.api_errors import ConflictError, ForbiddenError, NotFoundError, UnavailableError
 from pdpool_operator.runtime.config import ConfigInvalidError, load
 from pdpool_operator.runtime.health import BLIND_LIMIT_S, BLIND_SHOWN_S
+from pdpool_operator.runtime.live_metrics import HoldReading, LiveMetrics, QueueReading
 from pdpool_operator.runtime.manager import Result, work
-from pdpool_operator.runtime.metrics import HoldReading, Metrics, QueueReading
+from pdpool_operator.runtime.metrics import Metrics
 from pdpool_operator.runtime.queue import BACKOFF_FIRST_S, WorkQueue
 from pdpool_operator.runtime.recorder import NOTE_LIMIT, Recorder
 from pdpool_operator.runtime.resources import PODS
@@ -40,13 +41,15 @@ def world() -> SimpleNamespace:
 @pytest.fixture
 def metrics(world) -> Metrics:
     return Metrics(
-        queues=lambda: world.queues,
-        holds=lambda: world.holds,
-        verdicts=lambda: world.verdicts,
-        rotation=dict,
-        demands=tuple,
-        leading=lambda: True,
-        waiting_keys=lambda: 2,
+        LiveMetrics(
+            queues=lambda: world.queues,
+            holds=lambda: world.holds,
+            verdicts=lambda: world.verdicts,
+            rotation=dict,
+            demands=tuple,
+            leading=lambda: True,
+            waiting_keys=lambda: 2,
+        )
     )
 
 

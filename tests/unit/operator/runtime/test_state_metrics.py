@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from pdpool_operator.api.base import Condition, ConditionStatus
 from pdpool_operator.observe.keys import Key
-from pdpool_operator.runtime.metrics import DemandReading, HoldReading, Metrics, QueueReading
+from pdpool_operator.runtime.live_metrics import DemandReading, HoldReading, LiveMetrics, QueueReading
+from pdpool_operator.runtime.metrics import Metrics
 from pdpool_operator.runtime.state_metrics import ObjectStates, PoolCounts, Serving
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -125,13 +126,15 @@ class TestFailingReconciles:
 def exported() -> dict[str, tuple[str, frozenset[str]]]:
     """Kind and labels of everything that the operator exports, by the name that a person would query."""
     metrics = Metrics(
-        queues=lambda: [QueueReading((*RANK, "decode_transfer"), 1, 1.0, 1, 0)],
-        holds=lambda: [HoldReading(RANK, 1, 1.0)],
-        verdicts=lambda: {RANK[:4]: "Idle"},
-        rotation=lambda: {RANK[:4]: True},
-        demands=lambda: [DemandReading((*RANK[:3], "decode_transfer"), 1, 1.0)],
-        leading=lambda: True,
-        waiting_keys=lambda: 0,
+        LiveMetrics(
+            queues=lambda: [QueueReading((*RANK, "decode_transfer"), 1, 1.0, 1, 0)],
+            holds=lambda: [HoldReading(RANK, 1, 1.0)],
+            verdicts=lambda: {RANK[:4]: "Idle"},
+            rotation=lambda: {RANK[:4]: True},
+            demands=lambda: [DemandReading((*RANK[:3], "decode_transfer"), 1, 1.0)],
+            leading=lambda: True,
+            waiting_keys=lambda: 0,
+        )
     )
     metrics.states.show_conditions(POOL, [condition("Ready", TRUE, "Ready")])
     metrics.states.show_pool(POOL, PoolCounts("decode", 1, 1, 1, 1, repair_budget=1))
@@ -145,7 +148,7 @@ def exported() -> dict[str, tuple[str, frozenset[str]]]:
     metrics.fences.labels("given").inc()
     metrics.repairs.labels("llm", "chat", "decode", "restart", "done").inc()
     metrics.operations.labels("llm", "chat", "decode", "drain", "failed").inc()
-    metrics.on_call("get", "pods", 200, 0.1)
+    metrics.on_call("get", "pods", 200)
     found = {}
     for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):
         name = family.name + ("_total" if family.type == "counter" else "")
