@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from pdpool_operator.api.base import Condition, ConditionStatus
 from pdpool_operator.api.condition_docs import NEEDS_PERSON
-from pdpool_operator.api.names import Role
+from pdpool_operator.api.names import ENGINE_ROLES, Role
 from pdpool_operator.api.pools import POOL_KINDS, PoolStatus
 from pdpool_operator.api.reasons import ConditionType, Reason
 from pdpool_operator.api.services import DisaggregatedService, DisaggregatedServiceStatus
@@ -195,9 +195,7 @@ def _pool(kind: str, role: Role, body: Object) -> PoolView:
 
 def _service(body: Object, pools: list[PoolView]) -> ServiceView:
     meta, spec = body["metadata"], body.get("spec") or {}
-    wanted = [
-        (role, ((spec.get(str(role)) or {}).get("poolRef") or {}).get("name")) for role in (Role.PREFILL, Role.DECODE)
-    ]
+    wanted = [(role, ((spec.get(str(role)) or {}).get("poolRef") or {}).get("name")) for role in ENGINE_ROLES]
     return ServiceView(
         namespace=meta["namespace"],
         name=meta["name"],

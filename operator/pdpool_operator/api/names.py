@@ -97,6 +97,9 @@ class Role(StrEnum):
     ROUTER = "router"
 
 
+ENGINE_ROLES: Final = (Role.PREFILL, Role.DECODE)
+
+
 def pool_workload(pool: str, role: Role) -> str:
     """Name of the pool's headless Service and PodDisruptionBudget: `chat-prefill`."""
     return f"{pool}-{role}"

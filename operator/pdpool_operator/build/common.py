@@ -39,25 +39,25 @@ def spec_hash(owner: Resource, spec: Model, *, without: frozenset[str], keys: Ke
 
 
 def metadata(
-    owner: Resource, kind: str, name: str, labels: Mapping[str, str], annotations: Mapping[str, str] | None = None
+    owner: Resource, name: str, labels: Mapping[str, str], annotations: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Metadata of an object that its owner controls. Kubernetes deletes the object with its owner."""
     result: dict[str, Any] = {
         "name": name,
         "namespace": owner.metadata.namespace,
         "labels": dict(labels),
-        "ownerReferences": [owner_reference(owner, kind)],
+        "ownerReferences": [owner_reference(owner)],
     }
     if annotations:
         result["annotations"] = dict(annotations)
     return result
 
 
-def owner_reference(owner: Resource, kind: str) -> dict[str, Any]:
+def owner_reference(owner: Resource) -> dict[str, Any]:
     """Reference that makes the owner the controller of an object."""
     return {
         "apiVersion": names.API_VERSION,
-        "kind": kind,
+        "kind": owner.kind,
         "name": owner.metadata.name,
         "uid": owner.metadata.uid,
         "controller": True,
@@ -150,14 +150,14 @@ def http_probe(path: str, port: str, *, period_s: int, timeout_s: int, failures:
 
 
 def disruption_budget(
-    owner: Resource, kind: str, name: str, labels: Mapping[str, str], selector: Mapping[str, str]
+    owner: Resource, name: str, labels: Mapping[str, str], selector: Mapping[str, str]
 ) -> dict[str, Any]:
     """PodDisruptionBudget: one pod at a time. A pod that is not ready never blocks the drain of its node."""
     return with_build_hash(
         {
             "apiVersion": "policy/v1",
             "kind": "PodDisruptionBudget",
-            "metadata": metadata(owner, kind, name, labels),
+            "metadata": metadata(owner, name, labels),
             "spec": {
                 "maxUnavailable": 1,
                 "selector": {"matchLabels": dict(selector)},

@@ -45,7 +45,7 @@ def engine_network_policy(pool: Pool, peers: NetworkPeers) -> dict[str, Any]:
     if peers.watchers:
         admin = (names.ADMIN_PORT, names.ADMIN_PORT + MAX_RANKS - 1)
         rules.append({"from": [*map(dict, peers.watchers)], "ports": _ports(admin, http)})
-    meta = metadata(pool, pool.kind, names.pool_workload(name, role), names.pool_labels(name, role))
+    meta = metadata(pool, names.pool_workload(name, role), names.pool_labels(name, role))
     return _policy(meta, names.pool_selector(name, role), rules)
 
 
@@ -60,7 +60,7 @@ def router_network_policy(service: DisaggregatedService, peers: NetworkPeers) ->
     rules: list[dict[str, Any]] = [{"ports": _ports((http, http))}]
     if peers.watchers:
         rules.append({"from": [*map(dict, peers.watchers)], "ports": _ports((metrics, metrics))})
-    meta = metadata(service, service.kind, names.router(name), names.router_labels(name))
+    meta = metadata(service, names.router(name), names.router_labels(name))
     return _policy(meta, names.router_selector(name), rules)
 
 

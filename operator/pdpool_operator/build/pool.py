@@ -70,7 +70,7 @@ def instance_stateful_set(
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": metadata(pool, pool.kind, name, labels, notes),
+        "metadata": metadata(pool, name, labels, notes),
         "spec": {
             "replicas": PODS_PER_INSTANCE,
             "serviceName": names.pool_workload(pool.metadata.name, pool.role),
@@ -94,9 +94,7 @@ def headless_service(pool: Pool, keys: dict[str, Any]) -> dict[str, Any]:
         {
             "apiVersion": "v1",
             "kind": "Service",
-            "metadata": metadata(
-                pool, pool.kind, name, names.pool_labels(pool.metadata.name, pool.role), keys_hash(keys)
-            ),
+            "metadata": metadata(pool, name, names.pool_labels(pool.metadata.name, pool.role), keys_hash(keys)),
             "spec": {
                 "clusterIP": "None",
                 "selector": names.pool_selector(pool.metadata.name, pool.role),
@@ -113,7 +111,6 @@ def pool_disruption_budget(pool: Pool) -> dict[str, Any]:
     """PodDisruptionBudget of the pool."""
     return disruption_budget(
         pool,
-        pool.kind,
         names.pool_workload(pool.metadata.name, pool.role),
         names.pool_labels(pool.metadata.name, pool.role),
         names.pool_selector(pool.metadata.name, pool.role),

@@ -110,7 +110,7 @@ def router_deployment(service: DisaggregatedService, settings: BuildSettings) ->
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": metadata(service, service.kind, names.router(name), names.router_labels(name), hashes),
+        "metadata": metadata(service, names.router(name), names.router_labels(name), hashes),
         "spec": {
             "replicas": service.spec.router.replicas,
             "revisionHistoryLimit": 2,
@@ -208,7 +208,7 @@ def router_service(service: DisaggregatedService, keys: Mapping[str, Any]) -> di
         {
             "apiVersion": "v1",
             "kind": "Service",
-            "metadata": metadata(service, service.kind, names.router(name), names.router_labels(name), annotations),
+            "metadata": metadata(service, names.router(name), names.router_labels(name), annotations),
             "spec": {
                 "type": str(spec.service.type),
                 "selector": names.router_endpoints(name),
@@ -221,9 +221,7 @@ def router_service(service: DisaggregatedService, keys: Mapping[str, Any]) -> di
 def router_disruption_budget(service: DisaggregatedService) -> dict[str, Any]:
     """PodDisruptionBudget of the router."""
     name = service.metadata.name
-    return disruption_budget(
-        service, service.kind, names.router(name), names.router_labels(name), names.router_selector(name)
-    )
+    return disruption_budget(service, names.router(name), names.router_labels(name), names.router_selector(name))
 
 
 def worker_list_config_map(service: DisaggregatedService, workers: str) -> dict[str, Any]:
@@ -233,7 +231,7 @@ def worker_list_config_map(service: DisaggregatedService, workers: str) -> dict[
         {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": metadata(service, service.kind, names.router(name), names.router_labels(name)),
+            "metadata": metadata(service, names.router(name), names.router_labels(name)),
             "data": {names.WORKERS_KEY: workers},
         }
     )

@@ -22,8 +22,6 @@ from ..runtime.resources import NODES, OPERATIONS, PODS
 from .fences import Fencer
 from .operations import Operations
 
-ENGINE_ROLES = frozenset({names.Role.PREFILL, names.Role.DECODE})
-
 
 class NodeFences:
     """Reconciles operations on nodes. It acts on the pods in the namespace of an operation only.
@@ -82,7 +80,7 @@ class NodeFences:
         async for pod in self._reads.list(PODS, namespace, names.SELECT_MADE):
             self._nodes.note(pod)
             role = parse.labels_of(pod).get(names.LABEL_ROLE)
-            if role in ENGINE_ROLES and parse.key_epochs(pod) is not None:
+            if role in names.ENGINE_ROLES and parse.key_epochs(pod) is not None:
                 found.append(parse.observed_pod(pod))
         return tuple(found)
 

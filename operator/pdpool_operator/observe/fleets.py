@@ -36,7 +36,7 @@ class FleetReads:
 
     async def forget(self, namespace: str, service: str) -> None:
         """Stop sampling the pods of a service that was deleted, or that binds pools now."""
-        for role in (names.Role.PREFILL, names.Role.DECODE):
+        for role in names.ENGINE_ROLES:
             await self._sampler.watch(namespace, f"{FLEET_PREFIX}{service}", role, ())
 
 

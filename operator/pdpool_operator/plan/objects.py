@@ -97,7 +97,7 @@ def _labels(owner: Pool | DisaggregatedService) -> dict[str, str]:
 
 
 def _adopt(owner: Pool | DisaggregatedService, orphans: Sequence[tuple[str, Standing]]) -> Plan:
-    reference = owner_reference(owner, owner.kind)
+    reference = owner_reference(owner)
     what = some([f"{kind} {one.name}" for kind, one in orphans])
     return Plan(
         adopt=tuple(Adopt(kind, one.name, one.uid, reference) for kind, one in orphans),

@@ -140,21 +140,17 @@ def _cannot_serve(side: Side, pool: ObservedPool) -> str:
 
 def router_not_ready(facts: ServiceFacts) -> Violation | None:
     """Fewer routers can serve than the spec demands."""
-    return first_violation(ROUTER_CHAIN, facts)
+    return first_violation(ROUTER_CHAIN, facts) if facts.observed.service.spec.router.enabled else None
 
 
 def router_pod_trouble(facts: ServiceFacts) -> Violation | None:
     """Kubernetes cannot run a router pod."""
-    if not facts.observed.service.spec.router.enabled:
-        return None
     return pod_trouble([PodFacts(router.pod.name, router.pod) for router in facts.observed.routers])
 
 
 def router_deployment_missing(facts: ServiceFacts) -> Violation | None:
     """The Deployment is not created yet, or Kubernetes refuses its pods."""
     deployment = facts.observed.deployment
-    if not facts.observed.service.spec.router.enabled:
-        return None
     if deployment is None:
         return Violation(Reason.ROUTER_NOT_READY, "The router's Deployment is not created yet")
     if deployment.failure:
@@ -165,7 +161,7 @@ def router_deployment_missing(facts: ServiceFacts) -> Violation | None:
 def router_on_silent_node(facts: ServiceFacts) -> Violation | None:
     """The kubelet of a router's node does not report."""
     nodes = silent_nodes(router.pod for router in facts.observed.routers)
-    if not facts.observed.service.spec.router.enabled or not nodes:
+    if not nodes:
         return None
     return Violation(Reason.NODE_NOT_READY, f"Routers run on nodes whose kubelet does not report: {', '.join(nodes)}")
 
@@ -173,7 +169,7 @@ def router_on_silent_node(facts: ServiceFacts) -> Violation | None:
 def routers_starting(facts: ServiceFacts) -> Violation | None:
     """Not all router pods are Ready. A router becomes Ready when it knows a healthy engine of each side."""
     router, deployment = facts.observed.service.spec.router, facts.observed.deployment
-    if not router.enabled or deployment is None or deployment.ready_replicas >= router.replicas:
+    if deployment is None or deployment.ready_replicas >= router.replicas:
         return None
     if facts.at_zero:
         sides = " and ".join(map(str, facts.at_zero))
