@@ -32,15 +32,15 @@ from pdpool_connector.protocol.events import (
 from pdpool_connector.protocol.fence import Proof
 from pdpool_connector.protocol.states import DecodeState
 from pdpool_connector.protocol.status import Cause
-from pdpool_connector.protocol.versions import readable
 from pdpool_connector.runtime.arguments import OnChange, Running, check_arguments, no_requests, nothing
 from pdpool_connector.runtime.checksum_verifier import ChecksumVerifier, Written
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.connector import Connector
 from pdpool_connector.runtime.instance_connection import Found, InstanceConnection, MisfitError, MisfitRank, Stage
-from pdpool_connector.runtime.misfit_notice import MisfitNotice
+from pdpool_connector.runtime.misfit_notice import MisfitNotices
 from pdpool_connector.runtime.page_guard import PageGuard
 from pdpool_connector.runtime.parts import Identity, make_parts
+from pdpool_connector.runtime.prefill_facts import PrefillFacts
 from pdpool_connector.runtime.rank_connection import RankConnection
 from pdpool_connector.runtime.silent_prefills import SilentPrefills
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
@@ -54,10 +54,6 @@ log = logging.getLogger(__name__)
 
 MAX_INSTANCES: Final = 1024
 """Prefill instances that are connected or being tried; bootstrap addresses come from requests, so there is a bound."""
-
-
-MAX_NOTICES: Final = 64
-"""Connections at a time to prefill ranks that do not fit; each has a socket for some milliseconds."""
 
 
 class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
@@ -90,10 +86,8 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
         """By bootstrap address."""
         self._by_peer: dict[str, InstanceConnection] = {}
         self._silent = SilentPrefills(self._reactor, config.timeouts, self._driver.drive, self._connect_to)
-        self._facts: dict[str, Mapping[str, str]] = {}
-        """By bootstrap address; replaced whole, so that any thread may read it."""
-        self._facts_asked: dict[str, float] = {}
-        self._notices: set[MisfitNotice] = set()
+        self._facts = PrefillFacts(config.timeouts.connect_max_s)
+        self._notices = MisfitNotices(self._reactor, self._ports.context, self._drops, config.timeouts)
         self._guard = PageGuard([pool.name for pool in memory.state])
         self._client = BootstrapClient(config.allowed_networks)
         sums = PageSums(memory, copy_pages)
@@ -155,17 +149,15 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
         """
         _check_address(prefill)
         self._check_started("facts")
-        known = self._facts.get(prefill)
+        known = self._facts.of(prefill)
         if known is None and not self._closed:
             self._reactor.post(partial(self._ask_for_facts, prefill))
         return known
 
     def _ask_for_facts(self, prefill: str) -> None:
-        now, pause_s = self._reactor.now(), self._timeouts.connect_max_s
-        self._facts_asked = {one: at for one, at in self._facts_asked.items() if now - at < pause_s}
-        is_new = prefill not in self._instances and prefill not in self._facts_asked
-        if is_new and len(self._instances) < MAX_INSTANCES:
-            self._facts_asked[prefill] = now
+        if prefill in self._instances or len(self._instances) >= MAX_INSTANCES:
+            return
+        if self._facts.ask(prefill, self._reactor.now()):
             self._connect_to(prefill)
 
     # --- What instance connections need ---
@@ -189,7 +181,7 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
 
     def _note_facts(self, prefill: str, facts: Mapping[str, str]) -> None:
         if prefill in self._instances:
-            self._facts = {**self._facts, prefill: facts}
+            self._facts.note(prefill, facts)
 
     def connect(self, instance: InstanceConnection, found: Found, name: str) -> RankConnection:
         """See `ConnectionOwner`."""
@@ -266,14 +258,14 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
         """See `ConnectionOwner`."""
         if instance.stage is Stage.CLOSED:
             del self._instances[instance.prefill]
-            self._facts = {one: facts for one, facts in self._facts.items() if one != instance.prefill}
+            self._facts.forget(instance.prefill)
         if cause is Cause.PEER_LOST and not instance.refused:
             self._silent.on_failed(instance.prefill, message, in_vain=instance.in_vain)
         else:
             self._silent.remove(instance.prefill)
         waiting = self._waiting_for(instance.prefill) if cause is Cause.INVALID and instance.misfits else ()
         self._driver.drive(Unreachable(instance.prefill, cause, message))
-        for misfit in instance.misfits[: MAX_NOTICES - len(self._notices)] if waiting else ():
+        for misfit in instance.misfits[: self._notices.room] if waiting else ():
             self._notify_misfit(instance, misfit, waiting)
 
     def _waiting_for(self, prefill: str) -> Sequence[DecodeAttempt]:
@@ -283,39 +275,10 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
         return [attempt for attempt in attempts if attempt is not None and not attempt.writers]
 
     def _notify_misfit(self, instance: InstanceConnection, misfit: MisfitRank, failed: Sequence[DecodeAttempt]) -> None:
-        """Send a rank that does not fit an Abort for each failed attempt, with the values that differ."""
-        version = readable(*misfit.info.protocol)
-        aborts = [
-            f.Abort(
-                version=version,
-                sender=self.incarnation,
-                attempt=attempt.attempt,
-                room=attempt.room,
-                request_id=attempt.params.request_id,
-                rank_index=misfit.rank_index,
-                rank_count=misfit.rank_count,
-                prompt=attempt.params.prompt,
-                cause=attempt.cause or Cause.INVALID,
-                message=attempt.message,
-            )
-            for attempt in failed
-        ]
         try:
-            notice = MisfitNotice(
-                misfit.info,
-                self._hello(kv=True, state=True),
-                aborts,
-                reactor=self._reactor,
-                context=self._ports.context,
-                drops=self._drops,
-                key=self._key(instance),
-                timeouts=self._timeouts,
-                closed=self._notices.discard,
-            )
+            self._notices.add(misfit, failed, self._hello(kv=True, state=True), self._key(instance))
         except (OSError, zmq.ZMQError) as error:
             log.warning("rank %d of prefill %s is not informed: %s", misfit.info.rank, instance.prefill, error)
-        else:
-            self._notices.add(notice)
 
     def on_frame(self, frame: f.AttemptFrame) -> None:
         """See `ConnectionOwner`."""
@@ -432,8 +395,7 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
     def _at_end(self) -> None:
         for instance in list(self._instances.values()):
             instance.close()
-        for notice in list(self._notices):
-            notice.close()
+        self._notices.close()
         super()._at_end()
 
 

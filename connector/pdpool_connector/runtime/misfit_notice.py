@@ -5,14 +5,17 @@ the rank's control port, sends Hello, waits until that is refused, and sends an 
 nothing is repeated, and the connection closes when all are answered, or after `hello_s`. Owner thread only.
 """
 
-import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import zmq
 
 from pdpool_connector.protocol import frames as f
+from pdpool_connector.protocol.attempt import DecodeAttempt
+from pdpool_connector.protocol.status import Cause
 from pdpool_connector.protocol.timeouts import Timeouts
+from pdpool_connector.protocol.versions import readable
+from pdpool_connector.runtime.instance_connection import MisfitRank
 from pdpool_connector.runtime.reactor import Reactor
 from pdpool_connector.transport.address import parse_address
 from pdpool_connector.transport.bootstrap import RankInfo
@@ -20,7 +23,8 @@ from pdpool_connector.transport.control import ControlLink
 from pdpool_connector.transport.curve import CurveKey
 from pdpool_connector.transport.drops import Drops
 
-log = logging.getLogger(__name__)
+MAX_NOTICES: Final = 64
+"""Connections at a time to prefill ranks that do not fit; each has a socket for some milliseconds."""
 
 
 class MisfitNotice:
@@ -81,3 +85,55 @@ class MisfitNotice:
             )
             if not self._unanswered:
                 self.close()
+
+
+class MisfitNotices:
+    """The connections under way, at most `MAX_NOTICES`."""
+
+    def __init__(self, reactor: Reactor, context: zmq.Context[Any], drops: Drops, timeouts: Timeouts) -> None:
+        self._reactor, self._context, self._drops, self._timeouts = reactor, context, drops, timeouts
+        self._notices: set[MisfitNotice] = set()
+
+    @property
+    def room(self) -> int:
+        """How many more there may be."""
+        return MAX_NOTICES - len(self._notices)
+
+    def add(self, misfit: MisfitRank, failed: Sequence[DecodeAttempt], hello: f.Hello, key: CurveKey | None) -> None:
+        """Send a rank that does not fit an Abort for each failed attempt, with the values that differ.
+
+        Raises:
+            OSError, zmq.ZMQError: No socket is left.
+        """
+        notice = MisfitNotice(
+            misfit.info,
+            hello,
+            [_abort(misfit, attempt) for attempt in failed],
+            reactor=self._reactor,
+            context=self._context,
+            drops=self._drops,
+            key=key,
+            timeouts=self._timeouts,
+            closed=self._notices.discard,
+        )
+        self._notices.add(notice)
+
+    def close(self) -> None:
+        """Close all connections."""
+        for notice in list(self._notices):
+            notice.close()
+
+
+def _abort(misfit: MisfitRank, attempt: DecodeAttempt) -> f.Abort:
+    return f.Abort(
+        version=readable(*misfit.info.protocol),
+        sender=attempt.attempt.decode,
+        attempt=attempt.attempt,
+        room=attempt.room,
+        request_id=attempt.params.request_id,
+        rank_index=misfit.rank_index,
+        rank_count=misfit.rank_count,
+        prompt=attempt.params.prompt,
+        cause=attempt.cause or Cause.INVALID,
+        message=attempt.message,
+    )
