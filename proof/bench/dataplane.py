@@ -30,8 +30,9 @@ from pdpool_connector.backends.base import Poll, TransferBackend
 from pdpool_connector.backends.mooncake import MooncakeBackend
 from pdpool_connector.backends.nixl import NixlBackend
 from pdpool_connector.layout.arena import HostArena
+from pdpool_connector.layout.chunk import Chunk
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory
-from pdpool_connector.layout.plan import Chunk, PairPlan
+from pdpool_connector.layout.plan import PairPlan
 from pdpool_connector.layout.pool import MAX_CHUNK_DESCRIPTORS
 
 PLANES = {

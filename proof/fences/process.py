@@ -16,8 +16,8 @@ from pdpool_connector.backends import open_backend
 from pdpool_connector.backends.base import BackendError, Poll
 from pdpool_connector.backends.mooncake import MooncakeBackend
 from pdpool_connector.backends.nixl import NixlBackend
+from pdpool_connector.layout.chunk import Chunk
 from pdpool_connector.layout.memory import RemoteMemory, decode_remote, encode_remote
-from pdpool_connector.layout.plan import Chunk
 
 from proof.fences.plan import DEPTH, LAYERS, MARK, PAGES, Geometry, geometry
 

@@ -17,8 +17,8 @@ from pdpool_connector.backends.mooncake import MooncakeBackend
 from pdpool_connector.backends.mori import MoriBackend
 from pdpool_connector.backends.nixl import NixlBackend
 from pdpool_connector.layout.arena import ArenaLocation, HostArena
+from pdpool_connector.layout.chunk import Chunk
 from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory, decode_remote, encode_remote
-from pdpool_connector.layout.plan import Chunk
 
 from proof.fuzz.allowance import Allowance
 from proof.fuzz.machines import Bytes

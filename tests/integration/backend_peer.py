@@ -22,8 +22,9 @@ import numpy as np
 from pdpool_connector.backends import open_backend
 from pdpool_connector.backends.base import BackendError, Poll
 from pdpool_connector.layout.arena import ArenaLocation, HostArena, MappedArena
+from pdpool_connector.layout.chunk import Chunk, StateItems
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory, StateCut, StatePool, decode_remote, encode_remote
-from pdpool_connector.layout.plan import Chunk, PairPlan, StateItems
+from pdpool_connector.layout.plan import PairPlan
 from pdpool_connector.layout.process import this_process
 from pdpool_connector.layout.staging import Staging
 from pdpool_connector.protocol.timeouts import Timeouts

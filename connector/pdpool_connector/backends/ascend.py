@@ -20,8 +20,9 @@ from typing import Any, Final
 
 import msgspec
 
+from pdpool_connector.layout.chunk import Chunk
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory
-from pdpool_connector.layout.plan import Chunk, PairPlan
+from pdpool_connector.layout.plan import PairPlan
 from pdpool_connector.layout.regions import Region
 
 from .base import (

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, cast
 
+from pdpool_connector.layout.chunk import Chunk
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory
-from pdpool_connector.layout.plan import Chunk
 from pdpool_connector.layout.regions import Region
 
 

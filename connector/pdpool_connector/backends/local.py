@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdpool_connector.layout.arena import ArenaError, ArenaLocation, HostArena, MappedArena, find_arena
+from pdpool_connector.layout.chunk import Chunk
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory
-from pdpool_connector.layout.plan import Chunk, PairPlan
+from pdpool_connector.layout.plan import PairPlan
 from pdpool_connector.layout.regions import Region
 
 from .base import (

@@ -29,8 +29,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from pdpool_connector.layout.chunk import Chunk
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory
-from pdpool_connector.layout.plan import Chunk, PairPlan
+from pdpool_connector.layout.plan import PairPlan
 from pdpool_connector.layout.pool import MAX_CHUNK_DESCRIPTORS, Runs
 from pdpool_connector.layout.regions import MAX_ADDRESS, Block, Region
 from pdpool_connector.protocol.timeouts import DEFAULTS, Timeouts

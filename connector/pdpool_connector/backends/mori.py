@@ -22,8 +22,9 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from pdpool_connector.layout.chunk import Chunk
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory
-from pdpool_connector.layout.plan import Chunk, PairPlan
+from pdpool_connector.layout.plan import PairPlan
 from pdpool_connector.layout.pool import Runs
 from pdpool_connector.layout.regions import Block, Region
 from pdpool_connector.protocol.timeouts import DEFAULTS, Timeouts

@@ -25,8 +25,9 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 import numpy as np
 
+from pdpool_connector.layout.chunk import Chunk
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory
-from pdpool_connector.layout.plan import Chunk, PairPlan
+from pdpool_connector.layout.plan import PairPlan
 from pdpool_connector.layout.pool import Row
 from pdpool_connector.layout.process import ProcessName, is_gone
 from pdpool_connector.layout.regions import MAX_ADDRESS, Block, Region

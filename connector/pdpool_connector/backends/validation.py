@@ -7,9 +7,10 @@ from typing import Annotated, Protocol, TypeVar
 
 import msgspec
 
+from pdpool_connector.layout.chunk import Chunk
 from pdpool_connector.layout.mapped import refuse_unmapped
 from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory
-from pdpool_connector.layout.plan import Chunk, PairPlan
+from pdpool_connector.layout.plan import PairPlan
 
 from .base import (
     BackendError,

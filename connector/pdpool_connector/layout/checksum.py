@@ -19,9 +19,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .chunk import Chunk
 from .memory import KVMemory
 from .overlap import Cell, cells_of
-from .plan import Chunk
 
 MASK: Final = (1 << 32) - 1
 """Sums are taken modulo 2**32."""

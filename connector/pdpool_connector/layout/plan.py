@@ -7,14 +7,15 @@ its ids. Every id is checked before an address or index is computed from it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from .chunk import Chunk, StateItems, check_lengths, check_pair, check_slot, check_span, refuse_twice
 from .memory import KVMemory
 from .overlap import Cell, cells_of, compatible, moves_whole, overlap
-from .pool import Ids, PoolPlan, Row, Runs, Span, Spare, fits, named_twice, whole_row
+from .pool import Ids, PoolPlan, Row, Runs, Span, Spare, fits, whole_row
 from .regions import MAX_ITEMS, LayoutError
 from .staging import SLOT_BYTES, Reservation
 from .state import copies_from, state_rows
@@ -26,55 +27,6 @@ STAGED_FEWER: Final = 4
 
 _NONE = np.empty(0, np.int32)
 _NO_RUNS = Runs(*(np.empty(0, np.int64) for _ in range(3)))
-
-
-class StateItems(NamedTuple):
-    """Items of one state pool: item `local[i]` goes with item `remote[i]`.
-
-    pool: index in `KVMemory.state`. local, remote: int32 arrays of the same length. span: only these rows of the
-    pool's; None for all.
-    """
-
-    pool: int
-    local: Ids
-    remote: Ids
-    span: Span | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Chunk:
-    """A bounded part of a request: page `local_pages[i]` goes to page `remote_pages[i]`.
-
-    Args:
-        local_pages, remote_pages: int32 arrays of the same length, which may be 0.
-        aux: Pairs (local slot, remote slot).
-        state: Items of state pools, each pool at most once.
-        span: Only these rows of the pages; None for all.
-        staged: Where the pages were gathered to, if they were.
-        group: Index in `PairPlan.groups` of the memory that all of it lies in.
-    """
-
-    local_pages: Ids
-    remote_pages: Ids
-    aux: tuple[tuple[int, int], ...] = ()
-    state: tuple[StateItems, ...] = ()
-    span: Span | None = None
-    staged: Reservation | None = None
-    group: int = 0
-
-    @property
-    def plain(self) -> bool:
-        """Whether it may be `joined` with others: whole pages and aux rows in host memory only."""
-        return not self.state and self.span is None and self.staged is None and not self.group
-
-
-def joined(chunks: Sequence[Chunk]) -> Chunk:
-    """Several plain chunks as one."""
-    return Chunk(
-        np.concatenate([chunk.local_pages for chunk in chunks]),
-        np.concatenate([chunk.remote_pages for chunk in chunks]),
-        tuple(pair for chunk in chunks for pair in chunk.aux),
-    )
 
 
 class Group(NamedTuple):
@@ -165,17 +117,17 @@ class PairPlan:
                 memory of several groups.
         """
         local, remote = self.local, self.remote
-        _check_pair("pages", chunk.local_pages, chunk.remote_pages, local.pages, remote.pages)
-        _refuse_twice("pages", chunk.remote_pages)
+        check_pair("pages", chunk.local_pages, chunk.remote_pages, local.pages, remote.pages)
+        refuse_twice("pages", chunk.remote_pages)
         for ours, theirs in chunk.aux:
-            _check_slot("local aux slot", ours, local.aux_rows)
-            _check_slot("remote aux slot", theirs, remote.aux_rows)
+            check_slot("local aux slot", ours, local.aux_rows)
+            check_slot("remote aux slot", theirs, remote.aux_rows)
         if len(chunk.aux) > 1:
-            _refuse_twice("aux", np.array(chunk.aux, np.int32)[:, 1])
+            refuse_twice("aux", np.array(chunk.aux, np.int32)[:, 1])
         if chunk.state:
             self._check_state(chunk.state)
         if chunk.span is not None:
-            _check_span("span", chunk.span, self._pages.plan.regions)
+            check_span("span", chunk.span, self._pages.plan.regions)
         if chunk.staged is not None:
             self._check_staged(chunk)
         if len(self.groups) > 1 or chunk.group:
@@ -187,10 +139,10 @@ class PairPlan:
                 raise LayoutError(f"state names pool {items.pool}, must be one of the memory's {len(self._state)}")
             name = self.local.state[items.pool].name
             ours, theirs = (memory.state[items.pool].items for memory in (self.local, self.remote))
-            _check_pair(f"state {name!r}", items.local, items.remote, ours, theirs)
-            _refuse_twice(f"state {name!r}", items.remote)
+            check_pair(f"state {name!r}", items.local, items.remote, ours, theirs)
+            refuse_twice(f"state {name!r}", items.remote)
             if items.span is not None:
-                _check_span(f"span of state {name!r}", items.span, self._state[items.pool].plan.regions)
+                check_span(f"span of state {name!r}", items.span, self._state[items.pool].plan.regions)
         if len({items.pool for items in state}) < len(state):
             raise LayoutError("state names a pool twice, must name each pool once")
 
@@ -360,7 +312,7 @@ class PairPlan:
         Raises:
             LayoutError: Lists that belong together have different lengths.
         """
-        _check_lengths("pages", local_pages, remote_pages)
+        check_lengths("pages", local_pages, remote_pages)
         beside = aux is None or self._aux_beside
         if len(local_pages) == 1 and beside and not state and not gather and self._page_fits():
             return [Chunk(local_pages, remote_pages, () if aux is None else (aux,), group=self._pages.group)]
@@ -369,7 +321,7 @@ class PairPlan:
             if len(state) != len(self._state):
                 raise LayoutError(f"state has ids of {len(state)} pools, must have them of all {len(self._state)}")
             for index, (ours, theirs) in enumerate(state):
-                _check_lengths(f"state {self.local.state[index].name!r}", ours, theirs)
+                check_lengths(f"state {self.local.state[index].name!r}", ours, theirs)
                 chunks = self._join(chunks, self._cut_state(index, ours, theirs, state_within))
         return chunks if aux is None else self._with_aux(chunks, aux)
 
@@ -470,43 +422,3 @@ def _page_rows(memory: KVMemory, cells: Sequence[Cell], strips: int) -> list[Row
 
 def _span(pool: PoolPlan, span: Span | None) -> Span:
     return (0, pool.regions) if span is None else span
-
-
-def _check_span(field: str, span: Span, regions: int) -> None:
-    if not 0 <= span[0] <= span[1] <= regions:
-        raise LayoutError(f"{field} is {span}, must be within 0..{regions}")
-
-
-def _check_lengths(name: str, local: Ids, remote: Ids) -> None:
-    if len(local) != len(remote):
-        raise LayoutError(f"local_{name} has {len(local)} ids and remote_{name} {len(remote)}, must be as many")
-
-
-def _check_pair(name: str, local: Ids, remote: Ids, local_limit: int, remote_limit: int) -> None:
-    _check_ids(f"local_{name}", local, local_limit)
-    _check_ids(f"remote_{name}", remote, remote_limit)
-    _check_lengths(name, local, remote)
-
-
-def _refuse_twice(name: str, remote: Ids) -> None:
-    if len(remote) > 1:
-        twice = named_twice(remote)
-        if len(twice):
-            unit = {"pages": "page", "aux": "row"}.get(name, "item")
-            raise LayoutError(f"remote_{name} has {unit} {twice[0]} twice, every target {unit} may be written once")
-
-
-def _check_ids(field: str, ids: Ids, limit: int) -> None:
-    if ids.dtype != np.int32 or ids.ndim != 1:
-        raise LayoutError(f"{field} is a {ids.ndim}-dimensional array of {ids.dtype}, must be 1-dimensional int32")
-    # As unsigned, negative ids are beyond every limit: one comparison does for both ends.
-    if len(ids) and (int(ids[0]) & 0xFFFFFFFF if len(ids) == 1 else int(ids.view(np.uint32).max())) >= limit:
-        at = int(np.flatnonzero(ids.view(np.uint32) >= limit)[0])
-        allowed = f"0..{limit - 1}" if limit else "left out: the memory has none"
-        raise LayoutError(f"{field}[{at}] is {ids[at]}, must be {allowed}")
-
-
-def _check_slot(field: str, slot: int, limit: int) -> None:
-    if not 0 <= slot < limit:
-        allowed = f"0..{limit - 1}" if limit else "left out: the memory has no aux rows"
-        raise LayoutError(f"{field} is {slot}, must be {allowed}")

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from pdpool_connector.layout.checksum import MASK
-from pdpool_connector.layout.plan import Chunk
+from pdpool_connector.layout.chunk import Chunk
 from pdpool_connector.layout.pool import Ids
 from pdpool_connector.protocol.events import Write, WriteEnded, WriteResult
 

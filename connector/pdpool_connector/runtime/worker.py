@@ -20,8 +20,9 @@ from pdpool_connector.backends.base import (
     prompt_submit,
 )
 from pdpool_connector.layout.checksum import PageSums, sampled
+from pdpool_connector.layout.chunk import Chunk, joined
 from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory
-from pdpool_connector.layout.plan import Chunk, PairPlan, joined
+from pdpool_connector.layout.plan import PairPlan
 from pdpool_connector.layout.pool import MAX_CHUNK_DESCRIPTORS
 from pdpool_connector.layout.staging import Reservation, Staging
 from pdpool_connector.protocol.events import Write, WriteEnded, WriteResult

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pdpool_connector.backends.mooncake import MooncakeBackend
 from pdpool_connector.backends.nixl import NixlBackend
 from pdpool_connector.backends.polling import pause, sharpen_sleeps
-from pdpool_connector.layout.plan import Chunk
+from pdpool_connector.layout.chunk import Chunk
 from pdpool_connector.layout.pool import MAX_CHUNK_DESCRIPTORS, Runs
 
 Pairs = list[tuple[NDArray[np.int32], NDArray[np.int32]]]

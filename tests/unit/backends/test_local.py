@@ -18,8 +18,8 @@ from pdpool_connector.backends.base import (
 )
 from pdpool_connector.backends.local import LocalBackend
 from pdpool_connector.layout.arena import ArenaLocation, HostArena
+from pdpool_connector.layout.chunk import Chunk
 from pdpool_connector.layout.memory import KVMemory, Region, RemoteMemory
-from pdpool_connector.layout.plan import Chunk
 
 from tests.descriptors import descriptors
 

@@ -16,8 +16,8 @@ from pdpool_connector.backends import nixl, nixl_agent
 from pdpool_connector.backends.base import BackendUnavailableError, Poll, UnknownPeerError
 from pdpool_connector.backends.nixl import NixlBackend
 from pdpool_connector.layout.arena import HostArena
+from pdpool_connector.layout.chunk import Chunk
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory
-from pdpool_connector.layout.plan import Chunk
 
 ARENA = HostArena(3 * 1024)
 MEMORY = KVMemory(

@@ -12,8 +12,9 @@ from pdpool_connector.backends import nixl, nixl_agent
 from pdpool_connector.backends.base import BackendError, BackendUnavailableError, InvalidChunkError, Poll
 from pdpool_connector.backends.nixl import NixlBackend
 from pdpool_connector.layout.arena import HostArena
+from pdpool_connector.layout.chunk import Chunk, StateItems
 from pdpool_connector.layout.memory import KVMemory, Region, RemoteMemory, StatePool
-from pdpool_connector.layout.plan import Chunk, PairPlan, StateItems
+from pdpool_connector.layout.plan import PairPlan
 from pdpool_connector.layout.staging import Staging
 
 from tests.unit.backends.recorded_packages import record

@@ -22,8 +22,8 @@ from pdpool_connector.backends.base import (
     UnknownPeerError,
 )
 from pdpool_connector.layout.arena import HostArena
+from pdpool_connector.layout.chunk import Chunk, StateItems
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory, StatePool
-from pdpool_connector.layout.plan import Chunk, StateItems
 from pdpool_connector.protocol.timeouts import Timeouts
 
 from tests.integration.backend_cases import CANARY

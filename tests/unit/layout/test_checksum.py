@@ -9,8 +9,9 @@ import pytest
 from msgspec import structs
 from pdpool_connector.layout.arena import HostArena
 from pdpool_connector.layout.checksum import MASK, PageSums, sampled
+from pdpool_connector.layout.chunk import Chunk
 from pdpool_connector.layout.memory import KVMemory
-from pdpool_connector.layout.plan import Chunk, PairPlan
+from pdpool_connector.layout.plan import PairPlan
 
 PAGES, ITEM, AUX = 16, 256, 64
 

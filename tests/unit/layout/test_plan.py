@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 from pdpool_connector.layout import pool
 from pdpool_connector.layout.checksum import MASK, PageSums
+from pdpool_connector.layout.chunk import Chunk, StateItems, joined
 from pdpool_connector.layout.memory import LayerHeads, LayoutError, Region, share_of_heads
 from pdpool_connector.layout.pairing import pair, shard_model
-from pdpool_connector.layout.plan import Chunk, PairPlan, StateItems, joined
+from pdpool_connector.layout.plan import PairPlan
 from pdpool_connector.layout.pool import MAX_CHUNK_BYTES, MAX_CHUNK_DESCRIPTORS
 
 from tests.unit.layout.model import AUX_BYTES, Rank, apply_runs, moved_by_hand

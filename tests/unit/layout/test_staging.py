@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 from pdpool_connector.layout import pool
+from pdpool_connector.layout.chunk import Chunk
 from pdpool_connector.layout.memory import LayoutError
-from pdpool_connector.layout.plan import Chunk, PairPlan
+from pdpool_connector.layout.plan import PairPlan
 from pdpool_connector.layout.staging import SLOT_BYTES, Staging
 
 from tests.unit.layout.model import Rank, apply_runs, moved_by_hand

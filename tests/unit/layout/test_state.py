@@ -9,10 +9,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 from pdpool_connector.layout import pool
+from pdpool_connector.layout.chunk import Chunk, StateItems
 from pdpool_connector.layout.memory import LayoutError, Region, StateCut
 from pdpool_connector.layout.overlap import compatible
 from pdpool_connector.layout.pairing import pair, shard_model
-from pdpool_connector.layout.plan import Chunk, PairPlan, StateItems
+from pdpool_connector.layout.plan import PairPlan
 from pdpool_connector.layout.pool import Runs
 
 from tests.state_kinds import Kind

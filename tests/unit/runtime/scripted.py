@@ -7,8 +7,8 @@ from queue import Queue
 import numpy as np
 from pdpool_connector.backends.base import BackendError, Poll
 from pdpool_connector.layout.checksum import PageSums
+from pdpool_connector.layout.chunk import Chunk
 from pdpool_connector.layout.memory import KVMemory, Region, RemoteMemory
-from pdpool_connector.layout.plan import Chunk
 from pdpool_connector.layout.staging import Reservation
 from pdpool_connector.protocol.events import Write, WriteEnded
 from pdpool_connector.protocol.frames import AttemptId

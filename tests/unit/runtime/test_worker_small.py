@@ -6,7 +6,7 @@ import time
 import pytest
 from msgspec import structs
 from pdpool_connector.backends.base import BackendError, InvalidChunkError, Poll, UnknownPeerError
-from pdpool_connector.layout.plan import Chunk
+from pdpool_connector.layout.chunk import Chunk
 from pdpool_connector.protocol.events import WriteResult
 from pdpool_connector.runtime.worker import SMALL
 
