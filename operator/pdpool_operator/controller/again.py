@@ -7,7 +7,7 @@ from ..observe.pod_events import EVENTS_AFTER
 from ..plan.model import Plan
 from ..plan.repair_model import RepairPlan
 from ..runtime.manager import Result
-from .apply import Outcome
+from .apply import ApplyResult
 
 SERVICE_RESYNC_S = 60.0
 FLEET_AGAIN_S = 10.0
@@ -23,7 +23,7 @@ REPAIR_AGAIN_S = 1.0
 REPAIR_GATES_AGAIN_S = 10.0
 
 
-def result(plan: Plan, outcome: Outcome, *at_latest_s: float | None) -> Result:
+def result(plan: Plan, outcome: ApplyResult, *at_latest_s: float | None) -> Result:
     """Return how a reconcile has ended. A failure is tried again at longer and longer intervals."""
     if plan.faults:
         return Result(plan.requeue_after_s, failed=True)

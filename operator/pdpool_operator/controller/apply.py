@@ -43,7 +43,7 @@ WORKLOADS = {STATEFUL_SETS.kind, DEPLOYMENTS.kind}
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ApplyResult:
     """Result of carrying out a plan."""
 
     faults: tuple[Fault, ...] = ()
@@ -64,7 +64,7 @@ class _Changed:
     """Why the list does not show the change. Empty if it does."""
 
 
-async def carry_out(plan: Plan, namespace: str, api: Api, routers: RouterClient, router_key: RouterKey) -> Outcome:
+async def carry_out(plan: Plan, namespace: str, api: Api, routers: RouterClient, router_key: RouterKey) -> ApplyResult:
     """Carry out the plan in its order.
 
     If the API server refuses an object, the other objects are still applied. Disruptive steps are then skipped, because
@@ -83,7 +83,7 @@ async def carry_out(plan: Plan, namespace: str, api: Api, routers: RouterClient,
     changed = await _change_workers(plan.workers, routers, lambda epoch: router_key(namespace, epoch))
     if failure is not None:
         raise failure
-    return Outcome(
+    return ApplyResult(
         faults=tuple(faults),
         unsettled=tuple(one.unsettled for one in changed if one.unsettled),
         workers=tuple(one.change for one in changed if one.accepted),

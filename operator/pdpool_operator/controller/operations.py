@@ -15,7 +15,7 @@ from ..diagnose.model import Diagnosis
 from ..observe.model import ObservedPool
 from ..plan.model import Purged
 from ..plan.operation import OperationPlan, plan_operations
-from ..plan.operation_gates import Side
+from ..plan.operation_gates import PoolSide
 from ..plan.operation_step import Step
 from ..runtime.api import Api
 from ..runtime.metrics import Metrics
@@ -52,7 +52,7 @@ class Operations:
     def plan(self, observed: ObservedPool, diagnoses: Iterable[Diagnosis]) -> OperationPlan:
         """Return the next steps of the operations on a pool."""
         serve = frozenset(instance.index for instance in serving(observed, diagnoses))
-        return plan_operations(observed.operations, Side(observed, serve), self._now(), purged=self._answers())
+        return plan_operations(observed.operations, PoolSide(observed, serve), self._now(), purged=self._answers())
 
     def plan_without_pool(self, operations: tuple[PoolOperation, ...], unreadable: str = "") -> OperationPlan:
         """Return the next steps of the operations on a pool that does not exist, or cannot be read."""

@@ -47,7 +47,7 @@ from .again import (
     repairs_again_s,
     result,
 )
-from .apply import Outcome, carry_out
+from .apply import ApplyResult, carry_out
 from .counts import fleet_parts, pool_counts, service_parts
 from .fences import Fencer, fence_events
 from .judge import Judge
@@ -243,7 +243,7 @@ class Controller:
         for side_key, some in judged.items():
             self.judge.shown(side_key, some)
         await self.reporter.record_events(SERVICES_PD, body, (), service.status, status)
-        return result(Plan(), Outcome(), pending, FLEET_AGAIN_S * self.rng.uniform(0.9, 1.1))
+        return result(Plan(), ApplyResult(), pending, FLEET_AGAIN_S * self.rng.uniform(0.9, 1.1))
 
     async def _forget_fleet(self, key: Key) -> None:
         """Remove the sides of a service that only watched."""
@@ -274,7 +274,7 @@ class Controller:
         routers = (replace(r, reachable=self.router_outcomes.reachable(r.pod.uid)) for r in observed.routers)
         return replace(observed, prefill=prefill, decode=decode, routers=tuple(routers))
 
-    async def _carry_out(self, key: Key, plan: Plan) -> tuple[Outcome, ApiError | None]:
+    async def _carry_out(self, key: Key, plan: Plan) -> tuple[ApplyResult, ApiError | None]:
         """Carry out the plan. A failure that lasts becomes a fault; the caller raises it after the status is written.
 
         Raises:
@@ -287,7 +287,7 @@ class Controller:
         except ApiError as error:
             if not self.failures.get(key):
                 raise
-            return Outcome(faults=(Fault(Reason.API_FAILING, _failing(error)),)), error
+            return ApplyResult(faults=(Fault(Reason.API_FAILING, _failing(error)),)), error
 
     async def _report_failing(self, key: Key, resource: Resource, body: Object, error: ApiError) -> None:
         """Show in the status that the object cannot be observed, if that has lasted for two reconciles."""
@@ -337,7 +337,7 @@ def repair_labels(pool: Key, role: Role) -> Iterator[tuple[str, ...]]:
         yield pool.namespace, pool.name, str(role), action.lower(), outcome
 
 
-def completed(plan: Plan, outcome: Outcome) -> tuple[Event, ...]:
+def completed(plan: Plan, outcome: ApplyResult) -> tuple[Event, ...]:
     """Return the events of steps that were carried out."""
     return (*(() if outcome.faults else plan.events), *worker_events(outcome.workers))
 

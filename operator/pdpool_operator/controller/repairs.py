@@ -18,7 +18,7 @@ from ..observe.model import ObservedPool
 from ..plan.model import Purged
 from ..plan.purge import PurgeOrder, PurgeProgress, purge_progress
 from ..plan.repair import plan_repair
-from ..plan.repair_model import Health, Patient, RepairPlan, purges_under_way
+from ..plan.repair_model import AssessedInstance, Health, RepairPlan, purges_under_way
 from ..plan.selection import AT_FAULT
 from ..runtime.api import Api
 from ..runtime.resources import PODS, POOL_RESOURCES
@@ -64,7 +64,7 @@ class Repairer:
         progress = self._progress(key, observed, records, now)
         async with self._deciding if cluster.is_live else contextlib.nullcontext():
             partners = await self._records_of_partners(key, cluster)
-            plan = plan_repair(spec, patients(observed, diagnoses, now), records, partners, now, progress)
+            plan = plan_repair(spec, assessed(observed, diagnoses, now), records, partners, now, progress)
             if plan.intends and cluster.is_live:
                 status = {**(body.get("status") or {}), "repairs": [record.to_dict() for record in plan.records]}
                 await self._api.apply_status(_RESOURCES[key.kind], body, self._served.storable(key.kind, status))
@@ -114,14 +114,14 @@ def _records(body: dict[str, Any]) -> tuple[RepairRecord, ...]:
         return ()  # a status of another version, which its own reconcile replaces
 
 
-def patients(observed: ObservedPool, diagnoses: Iterable[Diagnosis], now: datetime) -> tuple[Patient, ...]:
+def assessed(observed: ObservedPool, diagnoses: Iterable[Diagnosis], now: datetime) -> tuple[AssessedInstance, ...]:
     """Return the instances of a pool that have a pod, as repair sees them."""
     diagnoses = tuple(diagnoses)
     serve = {instance.index for instance in serving(observed, diagnoses)}
     by_index = {diagnosis.subject.index: diagnosis for diagnosis in diagnoses}
     spec_hash = pool_spec_hash(observed.pool, observed.keys)
     return tuple(
-        Patient(
+        AssessedInstance(
             index=instance.index,
             pod=instance.pod.name,
             pod_uid=instance.pod.uid,

@@ -24,7 +24,7 @@ ADOPTED_POLL_S = 1.0
 """Delay after an adoption, before the next steps."""
 
 
-class Standing(Protocol):
+class ExistingObject(Protocol):
     """An existing object under one of our names."""
 
     @property
@@ -45,7 +45,7 @@ class Standing(Protocol):
         """It carries our labels."""
 
 
-def blocked(owner: Pool | DisaggregatedService, standing: Iterable[tuple[str, Standing]]) -> Plan | None:
+def blocked(owner: Pool | DisaggregatedService, standing: Iterable[tuple[str, ExistingObject]]) -> Plan | None:
     """Return a plan that does nothing but report the conflict while names of ours are taken; None if none is.
 
     - Another controller has the object: an error that the user must fix.
@@ -74,7 +74,7 @@ def blocked(owner: Pool | DisaggregatedService, standing: Iterable[tuple[str, St
     return None
 
 
-def _fault(owner: Pool | DisaggregatedService, kind: str, one: Standing) -> Fault | None:
+def _fault(owner: Pool | DisaggregatedService, kind: str, one: ExistingObject) -> Fault | None:
     """Return why an object of another or no controller cannot be ours."""
     if one.controller_uid:
         if one.controller == f"{owner.kind}/{owner.metadata.name}":
@@ -96,7 +96,7 @@ def _labels(owner: Pool | DisaggregatedService) -> dict[str, str]:
     return names.router_labels(owner.metadata.name)
 
 
-def _adopt(owner: Pool | DisaggregatedService, orphans: Sequence[tuple[str, Standing]]) -> Plan:
+def _adopt(owner: Pool | DisaggregatedService, orphans: Sequence[tuple[str, ExistingObject]]) -> Plan:
     reference = owner_reference(owner)
     what = some([f"{kind} {one.name}" for kind, one in orphans])
     return Plan(

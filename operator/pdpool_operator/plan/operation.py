@@ -35,7 +35,7 @@ from ..engines import engine_of
 from ..observe.model import ObservedInstance
 from .drain import GIVEN_UP_GRACE_S, deadline, work_left
 from .model import Delete, Purged
-from .operation_gates import Side, closed, in_turn, last_serving, refused
+from .operation_gates import PoolSide, closed, in_turn, last_serving, refused
 from .operation_step import POLL_S, Outcome, Step, changes_of, event_of, failed, late
 from .purge import PurgeOrder, purge_progress
 
@@ -65,7 +65,7 @@ class OperationPlan:
 
 def plan_operations(
     operations: Sequence[PoolOperation],
-    side: Side | None,
+    side: PoolSide | None,
     now: datetime,
     unreadable: str = "",
     purged: Mapping[str, Sequence[Purged]] | None = None,
@@ -92,7 +92,7 @@ class _Planner:
     def __init__(
         self,
         operations: Collection[PoolOperation],
-        side: Side | None,
+        side: PoolSide | None,
         now: datetime,
         unreadable: str,
         purged: Mapping[str, Sequence[Purged]],
@@ -116,7 +116,7 @@ class _Planner:
         status = self._status(operation, outcome, instance)
         return Step(operation, status, delete, outcome.purges, event=event_of(operation, outcome))
 
-    def _outcome(self, operation: PoolOperation, side: Side, instance: ObservedInstance | None) -> Outcome:
+    def _outcome(self, operation: PoolOperation, side: PoolSide, instance: ObservedInstance | None) -> Outcome:
         phase = operation.status.phase
         if instance is None:
             return self._without_instance(operation, side)
@@ -140,14 +140,14 @@ class _Planner:
             return late(operation, f"{pool} cannot be read: {self.unreadable}")
         return Outcome(operation.status.phase, Reason.WAITING, f"Waits: {pool} cannot be read: {self.unreadable}")
 
-    def _without_instance(self, operation: PoolOperation, side: Side) -> Outcome:
+    def _without_instance(self, operation: PoolOperation, side: PoolSide) -> Outcome:
         if operation.status.phase is not OperationPhase.PENDING:
             return failed(Reason.INSTANCE_NOT_FOUND, f"{operation.instance} was removed before the operation ended")
         known = sorted(side.instances)
         has = f"it has {some(known)}" if known else "it has none"
         return failed(Reason.INSTANCE_NOT_FOUND, f"{side} has no instance {operation.instance}; {has}")
 
-    def _pending(self, operation: PoolOperation, side: Side, instance: ObservedInstance) -> Outcome:
+    def _pending(self, operation: PoolOperation, side: PoolSide, instance: ObservedInstance) -> Outcome:
         if operation.spec.type is OperationType.PURGE:
             return self._before_purge(operation, side, instance)
         refusal = refused(self.operations, operation, side, instance)
@@ -161,7 +161,7 @@ class _Planner:
         words = f"{instance.name} leaves the rotation and finishes its requests"
         return Outcome(OperationPhase.DRAINING, Reason.DRAINING, words)
 
-    def _draining(self, operation: PoolOperation, side: Side, instance: ObservedInstance) -> Outcome:
+    def _draining(self, operation: PoolOperation, side: PoolSide, instance: ObservedInstance) -> Outcome:
         status, pod, routed = operation.status, instance.pod, side.observed.routed
         restart = operation.spec.type is OperationType.RESTART
         if restart and (pod is None or pod.terminating or pod.uid != status.pod_uid):
@@ -186,7 +186,7 @@ class _Planner:
             return Outcome(OperationPhase.RESTARTING, Reason.RESTARTING, words)
         return Outcome(OperationPhase.DRAINING, Reason.DRAINING, f"{instance.name} finishes its requests: {left}")
 
-    def _restarting(self, operation: PoolOperation, side: Side, instance: ObservedInstance) -> Outcome:
+    def _restarting(self, operation: PoolOperation, side: PoolSide, instance: ObservedInstance) -> Outcome:
         status, pod = operation.status, instance.pod
         due = self._deed(operation, instance) is not None
         if due and (last := last_serving(side, instance, self.serving, serves=status.served)):
@@ -202,7 +202,7 @@ class _Planner:
         words = f"The pod of {instance.name} is replaced" if due else f"Waits for {instance.name}: {waits}"
         return Outcome(OperationPhase.RESTARTING, Reason.RESTARTING, words)
 
-    def _before_purge(self, operation: PoolOperation, side: Side, instance: ObservedInstance) -> Outcome:
+    def _before_purge(self, operation: PoolOperation, side: PoolSide, instance: ObservedInstance) -> Outcome:
         if not engine_of(side.observed.pool.spec.engine.type).has_connector(side.observed.pool):
             words = (
                 f"The engines of {side} have a connector of their own (transfer.connector is Native), which cannot end "

@@ -32,7 +32,7 @@ from .operation_step import Outcome, failed
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class PoolSide:
     """The pool of the operations."""
 
     observed: ObservedPool
@@ -56,7 +56,7 @@ def in_turn(operation: PoolOperation) -> tuple[bool, datetime, str]:
 
 
 def refused(
-    operations: Iterable[PoolOperation], operation: PoolOperation, side: Side, instance: ObservedInstance
+    operations: Iterable[PoolOperation], operation: PoolOperation, side: PoolSide, instance: ObservedInstance
 ) -> Outcome | None:
     """Return the outcome of a gate that only a person opens."""
     other = _holder(operations, operation, instance)
@@ -88,7 +88,7 @@ def _holder(
     return None
 
 
-def closed(operation: PoolOperation, side: Side, instance: ObservedInstance, serving: Set[int]) -> str:
+def closed(operation: PoolOperation, side: PoolSide, instance: ObservedInstance, serving: Set[int]) -> str:
     """Return why a drain or restart cannot begin yet. Empty if it can. `serving` is as for `last_serving`."""
     pod = instance.pod
     if operation.spec.type is OperationType.RESTART and (pod is None or pod.terminating):
@@ -99,7 +99,7 @@ def closed(operation: PoolOperation, side: Side, instance: ObservedInstance, ser
     return last_serving(side, instance, serving, serves=instance.index in side.serving)
 
 
-def last_serving(side: Side, instance: ObservedInstance, serving: Set[int], *, serves: bool) -> str:
+def last_serving(side: PoolSide, instance: ObservedInstance, serving: Set[int], *, serves: bool) -> str:
     """Return that no other instance serves, if that forbids to take this one. Empty otherwise.
 
     Args:

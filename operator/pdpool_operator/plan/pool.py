@@ -52,7 +52,7 @@ from ..build.settings import BuildSettings
 from ..build.template import TemplateInvalid
 from ..observe.model import ObservedPool
 from .model import Fault, Plan, join
-from .objects import Standing, blocked, missing_or_changed, restored, surplus_policies
+from .objects import ExistingObject, blocked, missing_or_changed, restored, surplus_policies
 from .pool_drains import begin, cancel, go_on, put_back
 from .pool_reports import built_otherwise, lacking_room, same_build, waiting_for
 from .pool_state import PoolState
@@ -127,7 +127,7 @@ def plan_pool(
     )
 
 
-def _standing(observed: ObservedPool) -> list[tuple[str, Standing]]:
+def _standing(observed: ObservedPool) -> list[tuple[str, ExistingObject]]:
     return [
         *(("StatefulSet", instance) for instance in observed.instances),
         *((obj.kind, obj) for obj in observed.objects),

@@ -35,7 +35,7 @@ from ..api.services import RepairMode, RepairSpec
 from .model import Delete, Event, EventType, Purge
 from .purge import PurgeProgress
 from .repair_gates import Closed, Gates
-from .repair_model import Health, Patient, RepairEvent, RepairPlan, Stop, is_recent
+from .repair_model import AssessedInstance, Health, RepairEvent, RepairPlan, Stop, is_recent
 
 GRACE_S = 5
 """Termination grace period: nothing moves in an instance at fault that could be finished."""
@@ -49,7 +49,7 @@ PARTICIPLE = {RepairAction.PURGE: "purged", RepairAction.RESTART: "restarted", R
 
 def plan_repair(
     spec: RepairSpec,
-    patients: Sequence[Patient],
+    instances: Sequence[AssessedInstance],
     records: Sequence[RepairRecord],
     partners: Sequence[RepairRecord],
     now: datetime,
@@ -59,15 +59,15 @@ def plan_repair(
 
     Args:
         spec: Of the services that bind the pool.
-        patients: All instances of the pool that have a pod.
+        instances: All instances of the pool that have a pod.
         records: As the pool's status was read.
         partners: Records of the other pools of the same services.
         now: The present time.
         progress: Of the intended purges, by UID of the pod.
     """
     now = now.replace(microsecond=0)
-    gates = Gates(spec, patients, records, partners, now)
-    steps = [_advance(record, _find(patients, record), gates, progress, now) for record in records]
+    gates = Gates(spec, instances, records, partners, now)
+    steps = [_advance(record, _find(instances, record), gates, progress, now) for record in records]
     kept = [step.record for step in steps if step.record is not None]
     repair_events = [step.event for step in steps if step.event is not None]
     restarted = {
@@ -77,13 +77,13 @@ def plan_repair(
     before = {one.pod_uid: one for one in records if one.state is RepairState.PROPOSED}
     found: list[_Proposal] = []
     settling = False
-    for patient in patients:
-        if patient.health is not Health.AT_FAULT or patient.terminating or patient.pod_uid in restarted:
+    for instance in instances:
+        if instance.health is not Health.AT_FAULT or instance.terminating or instance.pod_uid in restarted:
             continue
-        action = gates.rung(patient, purges)
+        action = gates.rung(instance, purges)
         settling |= action is None
         if action is not None and spec.mode is not RepairMode.OFF:
-            found.append(_propose(action, patient, gates, before.get(patient.pod_uid), now))
+            found.append(_propose(action, instance, gates, before.get(instance.pod_uid), now))
     new = [one.record for one in found]
     return RepairPlan(
         records=tuple(sorted([*kept, *new], key=lambda record: (record.since, record.index))),
@@ -117,13 +117,13 @@ class _Proposal:
     event: RepairEvent | None = None
 
 
-def _find(patients: Sequence[Patient], record: RepairRecord) -> Patient | None:
-    return next((one for one in patients if one.pod_uid == record.pod_uid), None)
+def _find(instances: Sequence[AssessedInstance], record: RepairRecord) -> AssessedInstance | None:
+    return next((one for one in instances if one.pod_uid == record.pod_uid), None)
 
 
 def _advance(
     record: RepairRecord,
-    patient: Patient | None,
+    instance: AssessedInstance | None,
     gates: Gates,
     progress: Mapping[str, PurgeProgress],
     now: datetime,
@@ -132,27 +132,27 @@ def _advance(
         return _Advance()  # it is proposed again while its reason holds
     if record.state is not RepairState.INTENDED:
         restarts = record.action is not RepairAction.PURGE and record.state is RepairState.DONE
-        return _Advance(record if is_recent(record, now) or (restarts and patient is not None) else None)
+        return _Advance(record if is_recent(record, now) or (restarts and instance is not None) else None)
     if record.action is RepairAction.PURGE:
-        return _advance_purge(record, patient, gates, progress.get(record.pod_uid), now)
-    if patient is None or patient.terminating:
+        return _advance_purge(record, instance, gates, progress.get(record.pod_uid), now)
+    if instance is None or instance.terminating:
         what = f"{PARTICIPLE[record.action].capitalize()} instance {record.index}"
         away = f", away from {record.node}" if record.action is RepairAction.REPLACE else ""
         return _done(record, f"{what}{away}: {record.message}", record.message, now)
-    if why := gates.forbids(record, patient):
+    if why := gates.forbids(record, instance):
         return _withdrawn(record, why, now)
-    prepared = record.action is not RepairAction.REPLACE or patient.avoids_node == record.node
-    if patient.health is Health.UNKNOWN or not prepared or not gates.may_delete():
+    prepared = record.action is not RepairAction.REPLACE or instance.avoids_node == record.node
+    if instance.health is Health.UNKNOWN or not prepared or not gates.may_delete():
         return _Advance(record)
-    return _Advance(record, Delete("Pod", patient.pod, patient.pod_uid, GRACE_S))
+    return _Advance(record, Delete("Pod", instance.pod, instance.pod_uid, GRACE_S))
 
 
 def _advance_purge(
-    record: RepairRecord, patient: Patient | None, gates: Gates, progress: PurgeProgress | None, now: datetime
+    record: RepairRecord, instance: AssessedInstance | None, gates: Gates, progress: PurgeProgress | None, now: datetime
 ) -> _Advance:
-    if patient is None or patient.terminating or progress is None:
+    if instance is None or instance.terminating or progress is None:
         return _withdrawn(record, "its pod has ended", now)
-    why = gates.forbids(record, patient)
+    why = gates.forbids(record, instance)
     left = progress.refused or progress.waits
     over = why or progress.refused or not progress.send or now - record.since > PURGE_WITHIN
     if over and progress.ended:
@@ -161,7 +161,7 @@ def _advance_purge(
         return _done(record, told, f"{words}. {record.message}", now)
     if over:
         return _withdrawn(record, why or left or NOTHING_OLD, now)
-    return _Advance(record, purges=progress.send if patient.health is Health.AT_FAULT else ())
+    return _Advance(record, purges=progress.send if instance.health is Health.AT_FAULT else ())
 
 
 def _done(record: RepairRecord, told: str, message: str, now: datetime) -> _Advance:
@@ -178,35 +178,37 @@ def _withdrawn(record: RepairRecord, why: str, now: datetime) -> _Advance:
 
 
 def _propose(
-    action: RepairAction, patient: Patient, gates: Gates, before: RepairRecord | None, now: datetime
+    action: RepairAction, instance: AssessedInstance, gates: Gates, before: RepairRecord | None, now: datetime
 ) -> _Proposal:
-    closed = gates.closed(action, patient)
+    closed = gates.closed(action, instance)
     if closed is None:
         gates.intend(action)
-        return _Proposal(_record(action, patient, RepairState.INTENDED, now, patient.evidence))
+        return _Proposal(_record(action, instance, RepairState.INTENDED, now, instance.evidence))
     since = before.since if before is not None else now
-    message = f"Not {PARTICIPLE[action]}: {closed.words}. {patient.evidence}"
-    record = _record(action, patient, RepairState.PROPOSED, since, message)
+    message = f"Not {PARTICIPLE[action]}: {closed.words}. {instance.evidence}"
+    record = _record(action, instance, RepairState.PROPOSED, since, message)
     event = None
     if before is None:
-        words = f"Would {VERB[action]} instance {patient.index}, but {closed.words}. {patient.evidence}"
+        words = f"Would {VERB[action]} instance {instance.index}, but {closed.words}. {instance.evidence}"
         event = RepairEvent(action, Event(EventType.WARNING, Reason.REPAIR_PROPOSED, words))
-    return _Proposal(record, _stop(action, patient, closed), event)
+    return _Proposal(record, _stop(action, instance, closed), event)
 
 
-def _stop(action: RepairAction, patient: Patient, closed: Closed) -> Stop | None:
+def _stop(action: RepairAction, instance: AssessedInstance, closed: Closed) -> Stop | None:
     if closed.stops is None:
         return None
-    words = f"Instance {patient.index} is not {PARTICIPLE[action]}: {closed.words}. {patient.evidence}"
+    words = f"Instance {instance.index} is not {PARTICIPLE[action]}: {closed.words}. {instance.evidence}"
     return Stop(closed.stops, words)
 
 
-def _record(action: RepairAction, patient: Patient, state: RepairState, since: datetime, message: str) -> RepairRecord:
+def _record(
+    action: RepairAction, instance: AssessedInstance, state: RepairState, since: datetime, message: str
+) -> RepairRecord:
     return RepairRecord(
-        index=patient.index,
-        pod_uid=patient.pod_uid,
+        index=instance.index,
+        pod_uid=instance.pod_uid,
         action=action,
-        node=patient.node,
+        node=instance.node,
         state=state,
         since=since,
         message=message[:MAX_MESSAGE],

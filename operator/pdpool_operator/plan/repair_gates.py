@@ -40,7 +40,7 @@ from ..api.base import format_time
 from ..api.pools import RepairAction, RepairRecord, RepairState
 from ..api.reasons import Reason
 from ..api.services import RepairMode, RepairSpec
-from .repair_model import Health, Patient, is_recent
+from .repair_model import AssessedInstance, Health, is_recent
 
 COOLDOWN = timedelta(seconds=60)
 """A restarted engine must show whether it helps before the next one is restarted."""
@@ -67,12 +67,12 @@ class Gates:
     def __init__(
         self,
         spec: RepairSpec,
-        patients: Sequence[Patient],
+        instances: Sequence[AssessedInstance],
         records: Collection[RepairRecord],
         partners: Collection[RepairRecord],
         now: datetime,
     ) -> None:
-        self._spec, self._patients, self._now = spec, patients, now
+        self._spec, self._instances, self._now = spec, instances, now
         made = [r for r in (*records, *partners) if r.state is not RepairState.PROPOSED and is_recent(r, now)]
         self._restarts = [record.since for record in made if record.action is not RepairAction.PURGE]
         self._deeds = [r.since for r in made if r.action is not RepairAction.PURGE and r.state is RepairState.DONE]
@@ -103,31 +103,31 @@ class Gates:
         self._deeds.append(self._now)
         return True
 
-    def rung(self, patient: Patient, purges: Mapping[str, RepairRecord]) -> RepairAction | None:
+    def rung(self, instance: AssessedInstance, purges: Mapping[str, RepairRecord]) -> RepairAction | None:
         """Return the next repair of an instance at fault. None while a purge goes on or settles.
 
         Args:
-            patient: The instance.
+            instance: The instance.
             purges: Purges of the pool that were intended within an hour, by UID of the pod.
         """
-        purge = purges.get(patient.pod_uid)
+        purge = purges.get(instance.pod_uid)
         if purge is not None and (purge.state is RepairState.INTENDED or self._settles(purge)):
             return None
-        if purge is not None or not patient.purgeable or len(self._purges) >= MAX_PURGES:
-            return self._renewal(patient)
+        if purge is not None or not instance.purgeable or len(self._purges) >= MAX_PURGES:
+            return self._renewal(instance)
         if any(self._now - at < SETTLES for at in self._purges):
             return None
         return RepairAction.PURGE
 
-    def closed(self, action: RepairAction, patient: Patient) -> Closed | None:
+    def closed(self, action: RepairAction, instance: AssessedInstance) -> Closed | None:
         """Return the first closed gate; None if all are open."""
         if self._spec.mode is not RepairMode.ENFORCE:
             return Closed("spec.repair.mode of the service is not Enforce")
         if action is RepairAction.PURGE:
             return self._breaker()
-        if (useless := self._helped(action, patient)) is not None:
+        if (useless := self._helped(action, instance)) is not None:
             return useless
-        if (unsafe := self._breaker() or self._last_serving(patient)) is not None:
+        if (unsafe := self._breaker() or self._last_serving(instance)) is not None:
             return unsafe
         if len(self._restarts) >= self._spec.restarts_per_hour:
             words = f"the budget of {self._spec.restarts_per_hour} restarts an hour is spent"
@@ -136,41 +136,41 @@ class Gates:
             return Closed(f"another instance of the service was restarted within {COOLDOWN.seconds} s")
         return None
 
-    def forbids(self, record: RepairRecord, patient: Patient) -> str:
+    def forbids(self, record: RepairRecord, instance: AssessedInstance) -> str:
         """Return why an intended repair is not to be made; empty if it still is, or no verdict says."""
         late = self._now - record.since > WAITS_AT_MOST
         if self._spec.mode is not RepairMode.ENFORCE:
             return "spec.repair.mode of the service is no longer Enforce"
-        if patient.health is Health.WELL:
+        if instance.health is Health.WELL:
             return "it has recovered"
-        if patient.health is Health.UNKNOWN:
+        if instance.health is Health.UNKNOWN:
             return "there was no verdict for 10 minutes" if late else ""
-        if late and record.action is RepairAction.REPLACE and patient.avoids_node != record.node:
+        if late and record.action is RepairAction.REPLACE and instance.avoids_node != record.node:
             return "its StatefulSet could not be changed within 10 minutes"
         unsafe = self._breaker()
         if unsafe is None and record.action is not RepairAction.PURGE:
-            unsafe = self._last_serving(patient)
+            unsafe = self._last_serving(instance)
         return unsafe.words if unsafe is not None else ""
 
     def _is_carried_out(self, record: RepairRecord) -> bool:
         """Whether the pod of an intended restart or replacement is gone, or terminates."""
         if record.state is not RepairState.INTENDED or record.action is RepairAction.PURGE:
             return False
-        return all(one.terminating for one in self._patients if one.pod_uid == record.pod_uid)
+        return all(one.terminating for one in self._instances if one.pod_uid == record.pod_uid)
 
-    def _renewal(self, patient: Patient) -> RepairAction:
+    def _renewal(self, instance: AssessedInstance) -> RepairAction:
         """Return whether the pod is to be restarted or replaced."""
-        last = self._last.get(patient.index)
+        last = self._last.get(instance.index)
         if last is None:
             return RepairAction.RESTART
-        same_node = bool(last.node) and last.node == patient.node
-        return RepairAction.REPLACE if same_node and patient.movable else last.action
+        same_node = bool(last.node) and last.node == instance.node
+        return RepairAction.REPLACE if same_node and instance.movable else last.action
 
-    def _helped(self, action: RepairAction, patient: Patient) -> Closed | None:
-        last = self._last.get(patient.index)
+    def _helped(self, action: RepairAction, instance: AssessedInstance) -> Closed | None:
+        last = self._last.get(instance.index)
         if last is None or (action is RepairAction.REPLACE and last.action is RepairAction.RESTART):
             return None
-        at, where = format_time(last.since), f" on {patient.node}" if patient.node else ""
+        at, where = format_time(last.since), f" on {instance.node}" if instance.node else ""
         if last.action is RepairAction.RESTART:
             words = f"its restart at {at} did not help, and it is at fault again{where}"
             return Closed(words, Reason.RESTART_DID_NOT_HELP)
@@ -181,12 +181,12 @@ class Gates:
         return purge.state is RepairState.DONE and self._now - purge.since < SETTLES
 
     def _breaker(self) -> Closed | None:
-        sick = sum(one.health is Health.AT_FAULT for one in self._patients)
-        if sick <= max(1, len(self._patients) // 3):
+        at_fault = sum(one.health is Health.AT_FAULT for one in self._instances)
+        if at_fault <= max(1, len(self._instances) // 3):
             return None
-        words = f"{sick} of {len(self._patients)} instances are at fault at once, so the cause may lie elsewhere"
+        words = f"{at_fault} of {len(self._instances)} instances are at fault at once, so the cause may lie elsewhere"
         return Closed(words, Reason.MANY_AT_FAULT)
 
-    def _last_serving(self, patient: Patient) -> Closed | None:
-        others = any(one.serves for one in self._patients if one is not patient)
-        return None if others or patient.useless else Closed("no other instance of the pool serves")
+    def _last_serving(self, instance: AssessedInstance) -> Closed | None:
+        others = any(one.serves for one in self._instances if one is not instance)
+        return None if others or instance.useless else Closed("no other instance of the pool serves")

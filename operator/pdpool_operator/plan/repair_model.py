@@ -23,7 +23,7 @@ class Health(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Patient:
+class AssessedInstance:
     """One instance with a pod, as repair sees it."""
 
     index: int

@@ -25,7 +25,7 @@ from .objects import (
     EDITED,
     LOST,
     UNLABELLED,
-    Standing,
+    ExistingObject,
     blocked,
     edited,
     lost_labels,
@@ -52,7 +52,7 @@ def plan_service(observed: ObservedService, settings: BuildSettings) -> Plan:
     if not service.spec.router.enabled:
         return _remove_router(observed)
     deployment = observed.deployment
-    standing: list[tuple[str, Standing]] = [(obj.kind, obj) for obj in observed.objects]
+    standing: list[tuple[str, ExistingObject]] = [(obj.kind, obj) for obj in observed.objects]
     if deployment is not None:
         standing.append(("Deployment", deployment))
     if taken := blocked(service, standing):

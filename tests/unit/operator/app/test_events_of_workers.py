@@ -3,7 +3,7 @@
 import pytest
 from pdpool_operator.api.names import Role
 from pdpool_operator.api.reasons import Reason
-from pdpool_operator.controller.apply import Outcome
+from pdpool_operator.controller.apply import ApplyResult
 from pdpool_operator.controller.reconcile import completed
 from pdpool_operator.plan.model import Fault, Plan, WorkerAction, WorkerChange
 
@@ -13,20 +13,23 @@ ADD = WorkerChange("r1", "10.1", WorkerAction.ADD, "http://new", Role.DECODE)
 @pytest.mark.parametrize(
     ("outcome", "told"),
     [
-        (Outcome(workers=(ADD,)), ["WorkerAdded: Adding to rotation: decode http://new"]),
+        (ApplyResult(workers=(ADD,)), ["WorkerAdded: Adding to rotation: decode http://new"]),
         (
-            Outcome(workers=(ADD,), unsettled=("r1: does not show yet",)),
+            ApplyResult(workers=(ADD,), unsettled=("r1: does not show yet",)),
             ["WorkerAdded: Adding to rotation: decode http://new"],
         ),
-        (Outcome(workers=(ADD,), unsettled=("r2: timeout",)), ["WorkerAdded: Adding to rotation: decode http://new"]),
         (
-            Outcome(workers=(ADD,), faults=(Fault(Reason.APPLY_FAILED, "quota"),)),
+            ApplyResult(workers=(ADD,), unsettled=("r2: timeout",)),
             ["WorkerAdded: Adding to rotation: decode http://new"],
         ),
-        (Outcome(unsettled=("r1: timeout",)), []),
+        (
+            ApplyResult(workers=(ADD,), faults=(Fault(Reason.APPLY_FAILED, "quota"),)),
+            ["WorkerAdded: Adding to rotation: decode http://new"],
+        ),
+        (ApplyResult(unsettled=("r1: timeout",)), []),
     ],
     ids=["shows", "slow", "another router is silent", "an object is refused", "not accepted"],
 )
-def test_accepted_change_is_an_event(outcome: Outcome, told: list[str]) -> None:
+def test_accepted_change_is_an_event(outcome: ApplyResult, told: list[str]) -> None:
     events = completed(Plan(workers=(ADD,)), outcome)
     assert [f"{event.reason}: {event.message}" for event in events] == told

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pdpool_operator.controller import reconcile
 from pdpool_operator.controller.again import FIRST_VERDICTS_AGAIN_S
-from pdpool_operator.controller.apply import Outcome
+from pdpool_operator.controller.apply import ApplyResult
 from pdpool_operator.controller.reconcile import Controller
 from pdpool_operator.observe.keys import Key
 from pdpool_operator.plan.model import Plan
@@ -47,8 +47,8 @@ class World:
         async def no_fleet(_: Any) -> None:
             return None
 
-        async def carry_out(*_: Any) -> tuple[Outcome, ApiError | None]:
-            return Outcome(), failure
+        async def carry_out(*_: Any) -> tuple[ApplyResult, ApiError | None]:
+            return ApplyResult(), failure
 
         async def write(*arguments: Any) -> None:
             self.written.append(arguments[3:])

@@ -11,7 +11,7 @@ from pdpool_operator.api.pools import Pool
 from pdpool_operator.api.reasons import Reason
 from pdpool_operator.api.served import without
 from pdpool_operator.api.services import RepairMode, RepairSpec
-from pdpool_operator.controller.repairs import Repairer, health, patients
+from pdpool_operator.controller.repairs import Repairer, assessed, health
 from pdpool_operator.diagnose.evidence import STALE
 from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
 from pdpool_operator.diagnose.standing import Phase, Standing
@@ -280,7 +280,7 @@ def test_only_stuck_and_twice_failing_are_at_fault(verdict: Verdict):
 def test_only_stuck_instances_whose_connector_answers_are_purged(verdict: Verdict):
     observed = World().observed()
     found = [
-        patients(observed, [diagnosis(verdict, answered_at=answered_at)], T0)[0].purgeable
+        assessed(observed, [diagnosis(verdict, answered_at=answered_at)], T0)[0].purgeable
         for answered_at in (None, T0 - STALE - timedelta(seconds=1), T0)
     ]
     assert found == [False, False, verdict is Verdict.STUCK]
@@ -290,7 +290,7 @@ def test_instance_of_an_earlier_spec_is_not_moved():
     observed = World().observed()
     old, current = observed.instances[0], observed.instances[1]
     seen = replace(observed, instances=(replace(old, spec_hash="earlier"), current))
-    assert [one.movable for one in patients(seen, (), T0)] == [False, True]
+    assert [one.movable for one in assessed(seen, (), T0)] == [False, True]
 
 
 def test_most_cautious_service_decides():

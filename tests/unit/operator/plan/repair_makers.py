@@ -6,7 +6,7 @@ from datetime import timedelta
 from pdpool_operator.api.pools import RepairAction, RepairRecord, RepairState
 from pdpool_operator.api.services import RepairMode, RepairSpec
 from pdpool_operator.plan.model import Purge
-from pdpool_operator.plan.repair_model import Health, Patient, RepairPlan
+from pdpool_operator.plan.repair_model import AssessedInstance, Health, RepairPlan
 
 from .makers import T0
 
@@ -15,11 +15,11 @@ OBSERVE = RepairSpec(mode=RepairMode.OBSERVE)
 OFF = RepairSpec(mode=RepairMode.OFF)
 
 
-def make(index: int, health: Health = Health.WELL, **changes: object) -> Patient:
-    patient = Patient(
+def make(index: int, health: Health = Health.WELL, **changes: object) -> AssessedInstance:
+    instance = AssessedInstance(
         index, f"pod-{index}", f"uid-{index}", False, health, serves=health is Health.WELL, evidence="why"
     )
-    return replace(patient, **changes)  # type: ignore[arg-type]
+    return replace(instance, **changes)  # type: ignore[arg-type]
 
 
 SICK = make(0, Health.AT_FAULT)

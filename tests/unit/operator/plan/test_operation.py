@@ -16,7 +16,7 @@ from pdpool_operator.observe.model import DrainReason, ObservedInstance, Observe
 from pdpool_operator.plan.drain import GIVEN_UP_GRACE_S
 from pdpool_operator.plan.model import Delete
 from pdpool_operator.plan.operation import OperationPlan, plan_operations
-from pdpool_operator.plan.operation_gates import Side
+from pdpool_operator.plan.operation_gates import PoolSide
 from pdpool_operator.plan.operation_step import Step
 
 from .makers import T0, make_instance, make_observed, make_pod, make_pool, make_sample, seconds
@@ -93,7 +93,7 @@ def look(
     seen = [replace(i, listed_by=()) if i.drain_started is not None else i for i in seen]
     serving = frozenset(i.index for i in seen if i.pod and i.pod.ready and not i.drain_started) - set(broken)
     observed: ObservedPool = make_observed(pool, *seen, routed=routed)
-    return plan_operations(some, Side(observed, serving), T0)
+    return plan_operations(some, PoolSide(observed, serving), T0)
 
 
 def one(plan: OperationPlan) -> Step:

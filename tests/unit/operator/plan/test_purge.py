@@ -12,7 +12,7 @@ from pdpool_operator.observe.model import ObservedInstance
 from pdpool_operator.observe.samples import RankSample
 from pdpool_operator.plan.model import Purge, Purged
 from pdpool_operator.plan.operation import OperationPlan, plan_operations
-from pdpool_operator.plan.operation_gates import Side
+from pdpool_operator.plan.operation_gates import PoolSide
 from pdpool_operator.plan.operation_step import Step
 
 from .makers import T0, make_instance, make_observed, make_pod, make_pool, make_sample, seconds
@@ -57,7 +57,7 @@ def look(
     *operations: PoolOperation, at: ObservedInstance | None = None, answers: tuple[Purged, ...] = (), pool: Pool = POOL
 ) -> OperationPlan:
     observed = make_observed(pool, at or instance())
-    return plan_operations(operations, Side(observed, frozenset({0})), T0, purged={"uid-one": answers})
+    return plan_operations(operations, PoolSide(observed, frozenset({0})), T0, purged={"uid-one": answers})
 
 
 def one(plan: OperationPlan) -> Step:

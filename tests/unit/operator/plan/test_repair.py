@@ -15,7 +15,7 @@ from pdpool_operator.plan.model import Delete
 from pdpool_operator.plan.purge import PurgeProgress
 from pdpool_operator.plan.repair import GRACE_S, plan_repair
 from pdpool_operator.plan.repair_gates import COOLDOWN, SETTLES
-from pdpool_operator.plan.repair_model import WINDOW, Health, Patient, avoided_nodes
+from pdpool_operator.plan.repair_model import WINDOW, AssessedInstance, Health, avoided_nodes
 
 from .makers import T0
 from .repair_makers import ENFORCE, OBSERVE, OFF, PAIR, SENT, SICK, make, record, states
@@ -56,8 +56,8 @@ GATES = {
 
 @pytest.mark.parametrize("name", GATES)
 def test_first_closed_gate_is_named(name: str):
-    spec, patients, records, partners, words = GATES[name]
-    plan = plan_repair(spec, patients, records, partners, T0)
+    spec, instances, records, partners, words = GATES[name]
+    plan = plan_repair(spec, instances, records, partners, T0)
     mine = [one for one in plan.records if one.pod_uid == "uid-0"]
     assert plan.restarts == ()  # no deed before its intent was read back
     if words is None:
@@ -84,8 +84,8 @@ STOPS = {
 
 @pytest.mark.parametrize("name", GATES)
 def test_repair_stops_only_at_gates_that_need_a_person(name: str):
-    spec, patients, records, partners, words = GATES[name]
-    plan = plan_repair(spec, patients, records, partners, T0)
+    spec, instances, records, partners, words = GATES[name]
+    plan = plan_repair(spec, instances, records, partners, T0)
     stops = {stop.reason for stop in plan.stops if "Instance 0 is not restarted" in stop.message}
     assert stops == ({STOPS[name]} if name in STOPS else set())
     assert all(words in stop.message and "why" in stop.message for stop in plan.stops[:1])
@@ -115,7 +115,7 @@ def test_restart_goes_step_by_step():
 
 
 @pytest.mark.parametrize(
-    ("spec", "patients", "words"),
+    ("spec", "instances", "words"),
     [
         (OBSERVE, PAIR, "no longer Enforce"),
         (ENFORCE, (make(0), make(1)), "recovered"),
@@ -123,8 +123,10 @@ def test_restart_goes_step_by_step():
         (ENFORCE, (SICK,), "no other instance"),
     ],
 )
-def test_intent_is_withdrawn_when_no_longer_allowed(spec: RepairSpec, patients: tuple[Patient, ...], words: str):
-    plan = plan_repair(spec, patients, (record("uid-0", RepairState.INTENDED, 1),), (), T0)
+def test_intent_is_withdrawn_when_no_longer_allowed(
+    spec: RepairSpec, instances: tuple[AssessedInstance, ...], words: str
+):
+    plan = plan_repair(spec, instances, (record("uid-0", RepairState.INTENDED, 1),), (), T0)
     assert (plan.restarts, states(plan)["uid-0"]) == ((), RepairState.WITHDRAWN)
     assert words in plan.events[0].message
 
@@ -167,9 +169,9 @@ def test_proposal_keeps_its_time_and_is_told_once():
     assert plan_repair(OBSERVE, (make(0), make(1)), later.records, (), T0).records == ()
 
 
-patients = st.lists(
+instances = st.lists(
     st.builds(
-        Patient,
+        AssessedInstance,
         index=st.integers(0, 9),
         pod=st.just("pod"),
         pod_uid=st.sampled_from([f"uid-{i}" for i in range(8)]),
@@ -188,8 +190,8 @@ specs = st.builds(RepairSpec, mode=st.sampled_from(RepairMode), restarts_per_hou
 
 
 @settings(max_examples=60, deadline=None)
-@given(specs, st.lists(st.tuples(patients, st.integers(1, 900), st.sampled_from([None, 0, 1])), max_size=12))
-def test_no_history_breaks_a_rule(spec: RepairSpec, history: list[tuple[list[Patient], int, int | None]]):
+@given(specs, st.lists(st.tuples(instances, st.integers(1, 900), st.sampled_from([None, 0, 1])), max_size=12))
+def test_no_history_breaks_a_rule(spec: RepairSpec, history: list[tuple[list[AssessedInstance], int, int | None]]):
     records: tuple[RepairRecord, ...] = ()
     now, restarted, purged = T0, [], []
     for seen, pause_s, ended in history:
@@ -206,11 +208,12 @@ def test_no_history_breaks_a_rule(spec: RepairSpec, history: list[tuple[list[Pat
             assert spec.mode is RepairMode.ENFORCE
             assert uid in {one.pod_uid for one in records if one.state is RepairState.INTENDED}
         for deed in plan.restarts:
-            patient = next(one for one in seen if one.pod_uid == deed.uid)
-            assert patient.useless or any(one.serves for one in seen if one is not patient)
+            instance = next(one for one in seen if one.pod_uid == deed.uid)
+            assert instance.useless or any(one.serves for one in seen if one is not instance)
             actions = {action for uid, action in intended_in(plan.records) if uid == deed.uid} - {RepairAction.PURGE}
             assert actions == {RepairAction.RESTART} or (
-                actions == {RepairAction.REPLACE} and avoided_nodes(records, now)[patient.index] == patient.avoids_node
+                actions == {RepairAction.REPLACE}
+                and avoided_nodes(records, now)[instance.index] == instance.avoids_node
             )
         new = intended_in(plan.records) - intents
         restarted += [now for _, action in new if action is not RepairAction.PURGE]

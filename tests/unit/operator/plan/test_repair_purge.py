@@ -8,7 +8,7 @@ from pdpool_operator.api.pools import RepairAction, RepairState
 from pdpool_operator.plan.purge import PurgeProgress
 from pdpool_operator.plan.repair import PURGE_WITHIN, plan_repair
 from pdpool_operator.plan.repair_gates import MAX_PURGES, SETTLES
-from pdpool_operator.plan.repair_model import Health, Patient, RepairPlan
+from pdpool_operator.plan.repair_model import AssessedInstance, Health, RepairPlan
 
 from .makers import T0
 from .repair_makers import ENFORCE, OBSERVE, OFF, PAIR, SENT, SICK, make, purge_of, record
@@ -54,15 +54,15 @@ def progress(
     return PurgeProgress((SENT,) if send else (), ended, waits, refused)
 
 
-def advance(answers: PurgeProgress, *, age_s: float = 1, patients: tuple[Patient, ...] = STUCK) -> RepairPlan:
+def advance(answers: PurgeProgress, *, age_s: float = 1, instances: tuple[AssessedInstance, ...] = STUCK) -> RepairPlan:
     intent = purge_of("uid-0", RepairState.INTENDED, age_s)
-    return plan_repair(ENFORCE, patients, (intent,), (), T0, {"uid-0": answers})
+    return plan_repair(ENFORCE, instances, (intent,), (), T0, {"uid-0": answers})
 
 
 @pytest.mark.parametrize("name", RUNGS)
 def test_next_rung_follows_from_purges(name: str):
-    spec, patients, records, partners, words = RUNGS[name]
-    plan = plan_repair(spec, patients, records, partners, T0, {"uid-0": progress()})
+    spec, instances, records, partners, words = RUNGS[name]
+    plan = plan_repair(spec, instances, records, partners, T0, {"uid-0": progress()})
     new = [f"{one.action} {one.state}" for one in plan.records if one not in records and one.index == 0]
     assert new == ([] if words is None else [words])
     assert plan.restarts == ()
@@ -111,7 +111,7 @@ def test_purge_is_sent_again_until_its_time_is_over():
 
 
 @pytest.mark.parametrize(
-    ("answers", "patients", "state", "words"),
+    ("answers", "instances", "state", "words"),
     [
         ({"refused": "rank 0 refused it: http 404"}, STUCK, RepairState.WITHDRAWN, "http 404"),
         ({"send": False, "waits": "rank 0 does not answer"}, STUCK, RepairState.WITHDRAWN, "does not answer"),
@@ -129,17 +129,19 @@ def test_purge_is_sent_again_until_its_time_is_over():
         ({}, (HANGS, make(1, Health.AT_FAULT)), RepairState.WITHDRAWN, "at fault at once"),
     ],
 )
-def test_intended_purge_ends(answers: dict[str, Any], patients: tuple[Patient, ...], state: RepairState, words: str):
-    plan = advance(progress(**answers), patients=patients)
+def test_intended_purge_ends(
+    answers: dict[str, Any], instances: tuple[AssessedInstance, ...], state: RepairState, words: str
+):
+    plan = advance(progress(**answers), instances=instances)
     mine = [one for one in plan.records if one.action is RepairAction.PURGE and one.index == 0]
     assert ([one.state for one in mine], plan.purges) == ([state], ())
     assert words in mine[0].message
 
 
 def test_purge_of_the_only_instance_goes_on():
-    assert advance(progress(), patients=(HANGS,)).purges == (SENT,)
+    assert advance(progress(), instances=(HANGS,)).purges == (SENT,)
 
 
 def test_purge_waits_for_a_verdict():
-    plan = advance(progress(), patients=(make(0, Health.UNKNOWN), make(1)))
+    plan = advance(progress(), instances=(make(0, Health.UNKNOWN), make(1)))
     assert (plan.purges, [one.state for one in plan.records]) == ((), [RepairState.INTENDED])

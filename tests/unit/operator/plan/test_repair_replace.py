@@ -94,8 +94,8 @@ RUNGS = {
 
 @pytest.mark.parametrize("name", RUNGS)
 def test_next_rung_follows_from_nodes(name: str):
-    patients, records, words, stops = RUNGS[name]
-    plan = plan_repair(ENFORCE, patients, records, (), T0)
+    instances, records, words, stops = RUNGS[name]
+    plan = plan_repair(ENFORCE, instances, records, (), T0)
     new = [f"{one.action} {one.state}" for one in plan.records if one not in records and one.index == 0]
     assert new == [words]
     assert [stop.reason for stop in plan.stops[:1]] == ([stops] if stops else [])
