@@ -18,6 +18,7 @@ from ..plan.operation import OperationPlan, plan_operations
 from ..plan.operation_gates import PoolSide
 from ..plan.operation_step import Step
 from ..runtime.api import Api
+from ..runtime.bounded_map import BoundedMap
 from ..runtime.metrics import Metrics
 from ..runtime.recorder import Recorder
 from ..runtime.resources import OPERATIONS, PODS
@@ -27,6 +28,8 @@ from .served_fields import ServedFields
 
 MESSAGE_EVERY = timedelta(seconds=5)
 """Minimum interval of writes that change only the message: queues change with every sample."""
+REMEMBERED = 4096
+"""Operations of which something is remembered. One that is deleted before its end is not reported as ended."""
 
 
 class Operations:
@@ -43,9 +46,9 @@ class Operations:
     ) -> None:
         self._api, self._engines, self._served, self._recorder, self._now = api, engines, served, recorder, now
         self._metrics = metrics
-        self._written: dict[str, datetime] = {}
+        self._written = BoundedMap[str, datetime](REMEMBERED)
         """When the status of each operation that has not ended was written, by its UID."""
-        self._purged: dict[str, dict[tuple[str, int], Purged]] = {}
+        self._purged = BoundedMap[str, dict[tuple[str, int], Purged]](REMEMBERED)
         """The last answer of each rank to each purge that has not ended: by UID of the operation, then of the pod, and
         rank."""
 

@@ -4,10 +4,10 @@ A pod that ends in order shows terminated containers before its object is delete
 would miss that. A report stays true for ever, so remembering it is safe. A forgotten report only delays release.
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
+from ..runtime.bounded_map import BoundedMap
 from . import parse
 from .model import PodLife
 
@@ -18,8 +18,7 @@ class Lives:
     """By UID of the pod. The oldest are forgotten first."""
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
-        self._remembered = remembered
-        self._lives: OrderedDict[str, PodLife] = OrderedDict()
+        self._lives = BoundedMap[str, PodLife](remembered)
 
     def note(self, pod: Mapping[str, Any]) -> bool:
         """Take in a pod's present or last state; return whether it adds something new."""
@@ -28,9 +27,6 @@ class Lives:
         if life is None or life == known or (known is not None and known.over):
             return False
         self._lives[uid] = life
-        self._lives.move_to_end(uid)
-        while len(self._lives) > self._remembered:
-            self._lives.popitem(last=False)
         return True
 
     def of(self, pod_uid: str) -> PodLife | None:

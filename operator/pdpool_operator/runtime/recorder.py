@@ -7,13 +7,13 @@ that the API allows.
 
 import hashlib
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
 from .api import Api
 from .api_errors import ApiError, ConflictError, NotFoundError
+from .bounded_map import BoundedMap
 from .resources import EVENTS, Resource
 from .write_budget import NotLeaderError
 
@@ -32,7 +32,7 @@ class Recorder:
         self._api = api
         self._instance = instance[:128]
         self._now = now
-        self._counts: OrderedDict[str, int] = OrderedDict()
+        self._counts = BoundedMap[str, int](REMEMBERED)
 
     async def emit(self, about: Resource, obj: Mapping[str, Any], type_: str, reason: str, message: str) -> None:
         """Record that `reason` (with `message`) happened to `obj`.
@@ -48,9 +48,9 @@ class Recorder:
         count = self._counts.get(name, 0) + 1
         try:
             if count == 1 and await self._create(name, about, meta, type_, reason, note):
-                self._remember(name, 1)
+                self._counts[name] = 1
                 return
-            self._remember(name, await self._again(name, max(count, 2), about, meta, type_, reason, note))
+            self._counts[name] = await self._again(name, max(count, 2), about, meta, type_, reason, note)
         except (ApiError, NotLeaderError) as error:
             log.warning("event not recorded: %s", error, extra={"reason": reason})
 
@@ -92,12 +92,6 @@ class Recorder:
             await self._create(name, about, meta, type_, reason, note)
             return 1
         return count
-
-    def _remember(self, name: str, count: int) -> None:
-        self._counts[name] = count
-        self._counts.move_to_end(name)
-        while len(self._counts) > REMEMBERED:
-            self._counts.popitem(last=False)
 
     def _stamp(self) -> str:
         return self._now().isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -4,10 +4,10 @@ An object is replaced only by a newer one. Versions of one resource are whole nu
 1.35, KEP-5504). Earlier API servers follow the same rule.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
 from ..api.names import has_labels
+from .bounded_map import BoundedMap
 from .resources import PODS, Object, Resource
 
 DELETED_LIMIT = 4096
@@ -28,7 +28,7 @@ class Store:
 
     def __init__(self, on_gone: Callable[[Object], None] = lambda _: None) -> None:
         self._objects: dict[Resource, dict[str, dict[str, Object]]] = {}
-        self._deleted: OrderedDict[str, None] = OrderedDict()
+        self._deleted = BoundedMap[str, None](DELETED_LIMIT)
         self._on_gone = on_gone
 
     def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
@@ -55,9 +55,6 @@ class Store:
     def drop(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
         """Forget an object that was deleted, if it has this UID."""
         self._deleted[uid] = None
-        self._deleted.move_to_end(uid)
-        while len(self._deleted) > DELETED_LIMIT:
-            self._deleted.popitem(last=False)
         known = self.get(resource, namespace, name)
         if known is not None and known["metadata"]["uid"] == uid:
             del self._objects[resource][namespace][name]
