@@ -3,11 +3,10 @@
 Rewrite the files with `--update-golden`, and read the diff.
 """
 
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-import yaml
 from pdpool_operator.api.names import Role
 from pdpool_operator.build import pool as pool_objects
 from pdpool_operator.build import router
@@ -15,8 +14,6 @@ from pdpool_operator.build.common import keys_secret
 from pdpool_operator.build.network_policy import NetworkPeers, router_network_policy
 
 from tests.unit.operator.plan.makers import SETTINGS, make_pool, make_service
-
-GOLDEN = Path(__file__).parent / "golden"
 
 RICH_TEMPLATE: dict[str, Any] = {
     "metadata": {"labels": {"team": "chat"}, "annotations": {"example.com/note": "kept"}},
@@ -98,9 +95,5 @@ CASES: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
-def test_built_objects_are_as_committed(case: str, request: pytest.FixtureRequest) -> None:
-    path = GOLDEN / f"{case}.yaml"
-    text = yaml.safe_dump_all(CASES[case], sort_keys=True, width=120)
-    if request.config.getoption("--update-golden", default=False):
-        path.write_text(text, "utf-8")
-    assert text == path.read_text("utf-8"), f"{path.name} differs; if that is wanted, run pytest with --update-golden"
+def test_built_objects_are_as_committed(case: str, same_as_golden: Callable[[str, Iterable[Any]], None]) -> None:
+    same_as_golden(case, CASES[case])

@@ -1,10 +1,8 @@
 """`spec.rdma` in pods: each fabric against committed YAML, and what a template may not say beside it."""
 
 import json
-from pathlib import Path
 
 import pytest
-import yaml
 from pdpool_operator.api.base import SpecInvalid
 from pdpool_operator.api.names import Role
 from pdpool_operator.build.engine import engine_template
@@ -14,7 +12,6 @@ from pdpool_operator.build.template import TemplateInvalid
 
 from tests.unit.operator.plan.makers import SETTINGS, make_pool
 
-GOLDEN = Path(__file__).parent / "golden"
 ENGINE = {"name": "engine", "image": "registry.example/sglang-pdpool:0.5.23"}
 
 
@@ -42,12 +39,8 @@ POOLS = {
 
 
 @pytest.mark.parametrize("case", sorted(POOLS))
-def test_pods_of_each_fabric_are_as_committed(case, request):
-    path = GOLDEN / f"{case}.yaml"
-    text = yaml.safe_dump(instance_stateful_set(POOLS[case], 0, SETTINGS), sort_keys=True, width=120)
-    if request.config.getoption("--update-golden", default=False):
-        path.write_text(text, "utf-8")
-    assert text == path.read_text("utf-8"), f"{path.name} differs; if that is wanted, run pytest with --update-golden"
+def test_pods_of_each_fabric_are_as_committed(case, same_as_golden):
+    same_as_golden(case, [instance_stateful_set(POOLS[case], 0, SETTINGS)])
 
 
 @pytest.mark.parametrize(

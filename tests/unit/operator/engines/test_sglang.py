@@ -2,10 +2,8 @@
 
 import itertools
 import shlex
-from pathlib import Path
 
 import pytest
-import yaml
 from pdpool_connector.runtime.environment import VARIABLES
 from pdpool_operator.api.base import SpecInvalid
 from pdpool_operator.api.key_epochs import KeyEpochs
@@ -18,7 +16,6 @@ from pdpool_operator.engines.base import PROXIES_NOTICE_S
 
 from tests.unit.operator.plan.makers import SETTINGS, make_pool
 
-GOLDEN = Path(__file__).parent / "golden"
 IMAGE = "registry.example/sglang-pdpool:0.5.23"
 
 
@@ -55,12 +52,8 @@ POOLS = {
 
 
 @pytest.mark.parametrize("case", sorted(POOLS))
-def test_pods_are_as_committed(case, request):
-    path = GOLDEN / f"{case}.yaml"
-    text = yaml.safe_dump(instance_stateful_set(POOLS[case], 0, SETTINGS), sort_keys=True, width=120)
-    if request.config.getoption("--update-golden", default=False):
-        path.write_text(text, "utf-8")
-    assert text == path.read_text("utf-8"), f"{path.name} differs; if that is wanted, run pytest with --update-golden"
+def test_pods_are_as_committed(case, same_as_golden):
+    same_as_golden(case, [instance_stateful_set(POOLS[case], 0, SETTINGS)])
 
 
 @pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])

@@ -1,10 +1,8 @@
 """Pods of `engine.type: VLLM`: whole objects against committed YAML, and each rule of its own."""
 
 import json
-from pathlib import Path
 
 import pytest
-import yaml
 from pdpool_connector.runtime.environment import VARIABLES
 from pdpool_operator.api.base import SpecInvalid
 from pdpool_operator.api.names import ADMIN_SOCKET, Role
@@ -15,7 +13,6 @@ from pdpool_operator.engines import engine_of
 
 from tests.unit.operator.plan.makers import SETTINGS, make_pool
 
-GOLDEN = Path(__file__).parent / "golden"
 IMAGE = "registry.example/vllm-pdpool:0.32.0"
 
 
@@ -39,12 +36,8 @@ POOLS = {
 
 
 @pytest.mark.parametrize("case", sorted(POOLS))
-def test_pods_are_as_committed(case, request):
-    path = GOLDEN / f"{case}.yaml"
-    text = yaml.safe_dump(instance_stateful_set(POOLS[case], 0, SETTINGS), sort_keys=True, width=120)
-    if request.config.getoption("--update-golden", default=False):
-        path.write_text(text, "utf-8")
-    assert text == path.read_text("utf-8"), f"{path.name} differs; if that is wanted, run pytest with --update-golden"
+def test_pods_are_as_committed(case, same_as_golden):
+    same_as_golden(case, [instance_stateful_set(POOLS[case], 0, SETTINGS)])
 
 
 @pytest.mark.parametrize(("role", "kv_role"), [(Role.PREFILL, "kv_producer"), (Role.DECODE, "kv_consumer")])
