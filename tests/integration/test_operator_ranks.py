@@ -8,13 +8,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT, Role
+from pdpool_operator.controller import engines
 from pdpool_operator.controller.engines import Engines
 from pdpool_operator.observe.http import session
 from pdpool_operator.observe.pod_reader import PodReader
 from pdpool_operator.observe.samples import RankSample
 from pdpool_operator.observe.targets import Target
 from pdpool_operator.plan.model import ContainerEnded, Fence, NodeOff, Purge
-from pdpool_operator.runtime import engines
 from pdpool_operator.runtime.keys import Keys
 from pdpool_reference.demo.launch import Children
 
