@@ -102,8 +102,9 @@ test-bed: cluster
 # Two that go together: the tests of the whole stack wait for the images to be in the nodes.
 test-load:
 	@$(PY) -m dev.images load --built $(IMAGES)
+# Nice, for the tests of the whole stack are the longest queue: all pods of a node weigh as much as one process.
 test-all:
-	@KUBECONFIG=$$($(PY) -m dev.cluster kubeconfig) $(PYTEST) -n 6 --no-loadscope-reorder $(ARGS)
+	@KUBECONFIG=$$($(PY) -m dev.cluster kubeconfig) nice -n 5 $(PYTEST) -n 6 --no-loadscope-reorder $(ARGS)
 test-unit: $(READY) ## Pure functions, simulation and the chart: no root, no cluster
 	@$(PY) -m dev.tools run helm version --short
 	@$(PYTEST) tests/unit tests/simulation tests/chart $(ARGS)
