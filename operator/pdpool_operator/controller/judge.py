@@ -152,7 +152,7 @@ class Judge:
             departures=self._departures_of_partners(key),
         )
         fitted = with_transports(diagnoses, others, pool.pool.spec.rdma)
-        out = {uid for one in (key, *self._bindings.partners(key)) for uid in self._out(one)}
+        out = (uid for one in (key, *self._bindings.partners(key)) for uid in self._out(one))
         return with_cuts(fitted, others, out, self._now())
 
     def _out(self, key: Key) -> Iterator[str]:

@@ -12,7 +12,7 @@ from .judge import Judge
 
 
 class Readings:
-    """Computed anew for each scrape."""
+    """Computes the readings of a scrape from the present state of the judge."""
 
     def __init__(self, judge: Judge, now: Callable[[], datetime]) -> None:
         self._judge, self._now = judge, now

@@ -56,8 +56,8 @@ FEW = 2
 FEW_ENDED = 5
 """With few clients, a try that fails may last 15 s. So few outcomes must be enough if they leave no doubt.
 
-Suppose that the instance makes no difference. Random routing then sends all failures to one of two instances, and all
-successes to the other, with a probability of at most 2^-5 = 3 %."""
+Suppose that the instance makes no difference. Random routing may still send all failures to one of two instances, and
+all successes to the other. The probability of that is at most 2^-5 = 3 %."""
 HANGS = timedelta(seconds=25)
 """An instance that has not succeeded for so long while its sibling did gets few requests because they hang there."""
 LATELY = timedelta(seconds=45)

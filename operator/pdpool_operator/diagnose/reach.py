@@ -10,7 +10,7 @@ cause is then a common one. An instance that is out for another cause counts as 
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -20,14 +20,14 @@ from .model import Cut, Diagnosis, Subject
 
 
 def with_cuts(
-    diagnoses: Sequence[Diagnosis], others: Sequence[Subject], out: Collection[str], now: datetime
+    diagnoses: Sequence[Diagnosis], others: Sequence[Subject], out: Iterable[str], now: datetime
 ) -> tuple[Diagnosis, ...]:
     """Return the diagnoses of one pool with each instance's cuts, and whether it leaves the rotation for them.
 
     Args:
         diagnoses: of the instances of one pool.
         others: instances of the other role that work with them.
-        out: UIDs of the pods of both that leave the rotation for other causes.
+        out: UIDs of the pods of both that leave the rotation for other causes. Read only if there is a cut.
         now: the present time.
     """
     subjects = (*(diagnosis.subject for diagnosis in diagnoses), *others)
@@ -37,7 +37,8 @@ def with_cuts(
     cuts = tuple(sorted(set(_cuts(there))))
     if not cuts:
         return tuple(diagnoses)
-    leaving = _leaving(cuts, [*_serving(there, Role.PREFILL, out), *_serving(there, Role.DECODE, out)])
+    gone = frozenset(out)
+    leaving = _leaving(cuts, [*_serving(there, Role.PREFILL, gone), *_serving(there, Role.DECODE, gone)])
     return tuple(
         replace(
             diagnosis,
@@ -72,7 +73,7 @@ def _node(subject: Subject) -> str:
     return subject.pod.node if subject.pod is not None and subject.pod.node else "unknown node"
 
 
-def _serving(subjects: Sequence[Subject], role: Role, out: Collection[str]) -> list[Subject]:
+def _serving(subjects: Sequence[Subject], role: Role, out: frozenset[str]) -> list[Subject]:
     """Return the instances of one side that are not out, or all of them: `plan.rotation` lists them all then."""
     side = [subject for subject in subjects if subject.role is role]
     return [one for one in side if one.pod is not None and one.pod.uid not in out] or side
