@@ -4,6 +4,7 @@ Start vLLM with `--middleware pdpool_vllm.middleware.SGLangHttp`.
 
 - sglang-router sends each request to prefill and decode at once, with three fields more: `bootstrap_host`,
   `bootstrap_port` and `bootstrap_room`. vLLM knows them as `kv_transfer_params`. Prefill computes one token.
+- sglang-router reads the model's name from `/server_info`, and lists it in `/v1/models`.
 - `/v1/loads` counts the requests that run and wait. They are vLLM's own gauges, as of its last step.
 """
 
@@ -17,6 +18,7 @@ from starlette.exceptions import HTTPException
 
 COMPLETIONS: Final = frozenset({"/v1/completions", "/v1/chat/completions"})
 LOADS: Final = "/v1/loads"
+SERVER_INFO: Final = "/server_info"
 GAUGES: Final = {"vllm:num_requests_running": "num_running_reqs", "vllm:num_requests_waiting": "num_waiting_reqs"}
 MAX_BODY: Final = 256 << 20
 """Bytes of a request; prompts with images are long."""
@@ -42,6 +44,10 @@ class SGLangHttp:
         if route == ("GET", LOADS):
             found = loads(REGISTRY)
             await _answer(send, 200 if found else 503, json.dumps({"loads": found}))
+        elif route == ("GET", SERVER_INFO):
+            # Without the model's path: the router would look for a tokenizer at a public model hub.
+            name = scope["app"].state.vllm_config.model_config.served_model_name
+            await _answer(send, 200, json.dumps({"served_model_name": name}))
         elif route[0] == "POST" and route[1] in COMPLETIONS:
             await self._complete(scope, receive, send)
         else:

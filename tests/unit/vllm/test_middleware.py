@@ -73,7 +73,11 @@ class Http:
     def __init__(self, *parts, path="/v1/completions", kind="http", method="POST"):
         self.incoming = [{"type": "http.request", "body": one, "more_body": True} for one in parts[:-1]]
         self.incoming.append({"type": "http.request", "body": parts[-1]})
-        state = SimpleNamespace(vllm_config=SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_role="kv_consumer")))
+        config = SimpleNamespace(
+            kv_transfer_config=SimpleNamespace(kv_role="kv_consumer"),
+            model_config=SimpleNamespace(served_model_name="smollm2"),
+        )
+        state = SimpleNamespace(vllm_config=config)
         self.scope = {"type": kind, "method": method, "path": path, "app": SimpleNamespace(state=state)}
         self.scope["headers"] = [(b"host", b"a"), (b"content-length", b"1")]
         self.seen, self.sent = None, []
@@ -97,6 +101,11 @@ async def test_body_is_replaced_and_its_length_is_not_claimed():
     scope, message = (await Http(text[:9], text[9:]).run()).seen
     assert b"kv_transfer_params" in message["body"]
     assert dict(scope["headers"]) == {b"host": b"a"}
+
+
+async def test_router_finds_the_models_name():
+    sent = (await Http(b"", path="/server_info", method="GET").run()).sent
+    assert (sent[0]["status"], json.loads(sent[1]["body"])) == (200, {"served_model_name": "smollm2"})
 
 
 async def test_nothing_is_read_for_a_request_that_vllm_refuses_unread():
